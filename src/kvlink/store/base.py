@@ -1,0 +1,158 @@
+"""The promise that every store keeps, written once. Knows codecs and no places: no memory, disk or network.
+
+A store holds encoded objects under (fingerprint, codec), within a byte budget, and forgets the least used ones first.
+It is a cache: whatever it lost, it says so by a miss; whatever it returns has been verified, bit for bit.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, TypeAlias, final
+
+from kvlink.core.fingerprint import is_fingerprint
+from kvlink.store.codec import BytesLike, StoredObject, codec_named
+
+JSON: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
+Source: TypeAlias = Literal["host", "disk"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lease:
+    """A verified object that stays as it is until the lease ends: a context manager.
+
+    What was decoded stays readable afterwards, but its memory is then no longer part of any budget.
+
+    Attributes:
+        object: The object.
+        source: Where it came from.
+        ending: What has to happen when the lease ends.
+    """
+
+    object: StoredObject
+    source: Source
+    ending: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    def release(self) -> None:
+        """End the lease. A second time does nothing."""
+        self.ending.close()
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStat:
+    """What a store knows of an object without reading it.
+
+    Attributes:
+        last_use: Seconds since the epoch, never later than now; a disk knows it to the minute.
+    """
+
+    num_bytes: int
+    last_use: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStats:
+    """What happened since the store was opened, and how full it is.
+
+    Attributes:
+        hits, misses: Calls of `get`, by outcome.
+        puts: Objects accepted.
+        evictions: Objects dropped to make room.
+        quarantined: Objects that did not verify and were set aside.
+        used_bytes, budget_bytes: Real bytes, everything counted that takes room.
+    """
+
+    hits: int
+    misses: int
+    puts: int
+    evictions: int
+    quarantined: int
+    used_bytes: int
+    budget_bytes: int
+
+
+class Store(ABC):
+    """Encoded objects under (fingerprint, codec). Every method may be called from any thread.
+
+    Names must be fingerprints and codecs known ones; all methods raise ValueError for others. Methods raise
+    StoreUnusable when the place itself cannot be read or written.
+    """
+
+    @abstractmethod
+    def get(self, name: str, accept: Sequence[str]) -> Lease | None:
+        """Return the object in the first codec of `accept` that is there, or None.
+
+        What is returned has been verified just now. An object that does not verify is quarantined, counted, and as
+        good as absent. While the lease lasts, the object is neither evicted nor overwritten under its reader.
+        """
+
+    @abstractmethod
+    def put(self, name: str, codec: str, data: BytesLike) -> None:
+        """Keep an object. It appears whole or not at all; doing it twice is doing it once.
+
+        Only the head is verified here, everything at each `get`. `data` is handed over: nobody writes to it afterwards.
+
+        Raises:
+            DamagedObject: The header is not that of (name, codec), or does not describe `data`.
+            StoreFull: No room, even with all evicted that may be. The store is then as it was, or emptier.
+        """
+
+    @abstractmethod
+    def delete(self, name: str, codec: str | None = None) -> int:
+        """Remove the object in one codec, or in all (None), what is quarantined of it included.
+
+        Returns how many objects were removed. Absence is no error. Leases of it go on; no new one is given.
+        """
+
+    @abstractmethod
+    def names(self) -> set[str]:
+        """Return the names of all objects."""
+
+    @abstractmethod
+    def stat(self, name: str) -> dict[str, ObjectStat]:
+        """Return what is there of `name`, by codec. Reads nothing and counts as no use."""
+
+    @abstractmethod
+    def stats(self) -> StoreStats:
+        """Return counters and fill."""
+
+    @abstractmethod
+    def setting(self, key: str) -> JSON:
+        """Return a small fact that was kept with the objects, or None."""
+
+    @abstractmethod
+    def keep_setting(self, key: str, value: JSON) -> JSON:
+        """Keep a small fact unless one is kept under `key` already, and return the kept one.
+
+        Raises:
+            TypeError, ValueError: `value` is None, or no JSON value.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything. The store is not used afterwards; a second time does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def check_names(name: str, codecs: Sequence[str] = ()) -> None:
+    """Refuse what is no fingerprint, or no codec.
+
+    Raises:
+        ValueError: One of them has the wrong form.
+    """
+    if not is_fingerprint(name):
+        raise ValueError(f"a name is a fingerprint (64 hex digits), not {name!r}")
+    for codec in codecs:
+        codec_named(codec)

@@ -1,0 +1,348 @@
+"""Objects as files. There is no index: the folder is the truth, and other processes may change it at any time.
+
+An object's last use is the mtime of its file, so it survives restarts. Knows no models and no network.
+"""
+
+import os
+import re
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import final
+
+from kvlink.core.errors import DamagedObject, StoreFull
+from kvlink.store.base import JSON, Lease, ObjectStat, Store, StoreStats, check_names
+from kvlink.store.codec import CODECS, BytesLike, check_head, open_object
+from kvlink.store.folder import TEMPORARY, Folder, explained, num_bytes, read_whole
+
+_TOUCH_S = 60.0
+_SCAN_S = 30.0
+_LITTER_S = 3600.0
+_OBJECT = re.compile(r"([0-9a-f]{64})\.([a-z0-9]+)\.safetensors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What verifying one file found.
+
+    Attributes:
+        name, codec: Which object it is; None where the file's name or place is not that of any.
+        error: What is wrong with it, or None.
+    """
+
+    path: Path
+    name: str | None
+    codec: str | None
+    num_bytes: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcReport:
+    """What a collection removed, and the bytes of all of it."""
+
+    num_litter: int
+    num_quarantined: int
+    num_evicted: int
+    num_folders: int
+    freed_bytes: int
+
+
+class _Kind(IntEnum):
+    """What a file is, in the order in which files go when room is needed."""
+
+    LITTER = 0
+    QUARANTINED = 1
+    OBJECT = 2
+    FRESH = 3  # somebody may be writing it: never removed
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file as a scan saw it."""
+
+    path: Path
+    kind: _Kind
+    num_bytes: int
+    mtime: float
+
+
+@final
+class DiskStore(Store):
+    """The `disk` tier: `objects/ab/cd/<name>.<codec>.safetensors` below one folder.
+
+    The budget counts every file there. What other processes write is noticed within half a minute, so for that long
+    they can take the folder over it; while an object is overwritten, its old bytes are not counted.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        budget_bytes: int = 20 * 2**30,
+        secret: bytes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Open the folder, or make it, and remove the litter of writers that died.
+
+        Args:
+            root: The folder.
+            budget_bytes: What all files together may take.
+            secret: What objects must be signed with; None for unsigned ones.
+            clock: Seconds since the epoch. May be set back: no age is ever negative.
+
+        Raises:
+            StoreUnusable: The folder is not a store's, is of another format, or cannot be made or read.
+        """
+        self._folder = Folder(root)
+        self._budget_bytes = budget_bytes
+        self._secret = secret
+        self._clock = clock
+        self._writing = threading.Lock()
+        self._counting = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._used_bytes = 0
+        self._scanned_at = 0.0
+        with explained("open", self._folder.root):
+            self._folder.establish()
+            for file in self._rescan():
+                if file.kind is _Kind.LITTER:
+                    with suppress(OSError):  # a read-only folder can still be read
+                        self._remove(file.path)
+
+    def get(self, name: str, accept: Sequence[str]) -> Lease | None:
+        """See `Store.get`. The bytes are in private memory, so a lease holds nothing on the disk.
+
+        A file larger than the whole budget is never read; it counts as damaged.
+        """
+        check_names(name, accept)
+        for codec in accept:
+            path = self._path(name, codec)
+            try:
+                with explained("read", path):
+                    read = read_whole(path, at_most=self._budget_bytes)
+                if read is None:
+                    continue
+                data, mtime = read
+                found = open_object(data, name=name, codec=codec, secret=self._secret)
+            except DamagedObject:
+                self._set_aside(path)
+                continue
+            self._touch(path, mtime)
+            self._count("hits")
+            return Lease(object=found, source="disk")
+        self._count("misses")
+        return None
+
+    def put(self, name: str, codec: str, data: BytesLike) -> None:
+        """See `Store.put`. Once it returns, the object outlives a crash of the machine."""
+        check_names(name, (codec,))
+        check_head(data, name=name, codec=codec)
+        path, size = self._path(name, codec), memoryview(data).nbytes
+        with self._writing, explained("write", path, needed=size):
+            replaced = num_bytes(path)
+            self._make_room(path, size, size - replaced)
+            self._folder.publish(path, data, now=self._clock())
+            self._used_bytes += size - replaced
+        self._count("puts")
+
+    def delete(self, name: str, codec: str | None = None) -> int:
+        """See `Store.delete`."""
+        check_names(name, () if codec is None else (codec,))
+        pattern = f"{name}.{codec or '*'}.safetensors"
+        with self._writing, explained("delete from", self._folder.root):
+            for path in list(self._folder.quarantine.glob(pattern)):
+                self._remove(path)
+            return sum(self._remove(path) for path in list(self._path(name, "raw").parent.glob(pattern)))
+
+    def names(self) -> set[str]:
+        """See `Store.names`."""
+        return {key[0] for file in self._scan() if file.kind is _Kind.OBJECT and (key := self._key(file.path))}
+
+    def stat(self, name: str) -> dict[str, ObjectStat]:
+        """See `Store.stat`."""
+        check_names(name)
+        stats: dict[str, ObjectStat] = {}
+        for codec in CODECS:
+            path = self._path(name, codec)
+            with explained("read", path), suppress(FileNotFoundError):
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode):
+                    last_use = min(found.st_mtime, self._clock())
+                    stats[codec] = ObjectStat(num_bytes=found.st_size, last_use=last_use)
+        return stats
+
+    def stats(self) -> StoreStats:
+        """See `Store.stats`. Bytes are those of the last scan and of this process's writes since."""
+        with self._counting:
+            return StoreStats(
+                hits=self._counts["hits"],
+                misses=self._counts["misses"],
+                puts=self._counts["puts"],
+                evictions=self._counts["evictions"],
+                quarantined=self._counts["quarantined"],
+                used_bytes=self._used_bytes,
+                budget_bytes=self._budget_bytes,
+            )
+
+    def setting(self, key: str) -> JSON:
+        """See `Store.setting`."""
+        with explained("read", self._folder.root):
+            return self._folder.setting(key)
+
+    def keep_setting(self, key: str, value: JSON) -> JSON:
+        """See `Store.keep_setting`."""
+        if value is None:
+            raise ValueError(f"setting {key!r} needs a value; None says that there is none")
+        with explained("write", self._folder.root):
+            return self._folder.keep_setting(key, value)
+
+    def close(self) -> None:
+        """See `Store.close`. Nothing is held open."""
+
+    def verify(self) -> Iterator[Verdict]:
+        """Verify every file below `objects`; move and touch none. Files that are being written are left out."""
+        for file in self._scan():
+            if file.kind is not _Kind.OBJECT:
+                continue
+            name, codec = self._key(file.path) or (None, None)
+            error = None
+            if name is None or codec is None:
+                error = "its name and place are not those of any object that this version knows"
+            else:
+                try:
+                    read = read_whole(file.path, at_most=self._budget_bytes)
+                    if read is None:
+                        continue
+                    open_object(read[0], name=name, codec=codec, secret=self._secret)
+                except (DamagedObject, OSError) as found:
+                    error = str(found)
+            yield Verdict(path=file.path, name=name, codec=codec, num_bytes=file.num_bytes, error=error)
+
+    def gc(self) -> GcReport:
+        """Remove litter, what is quarantined, empty folders, and the least used objects over the budget.
+
+        Raises:
+            StoreUnusable: The folder cannot be written.
+        """
+        with self._writing, explained("collect in", self._folder.root):
+            files, before = self._rescan(), self._used_bytes
+            gone = Counter(f.kind for f in files if f.kind <= _Kind.QUARANTINED and self._remove(f.path))
+            num_evicted = self._evict([file for file in files if file.kind is _Kind.OBJECT], 0)
+            num_folders = 0
+            for folder, _, _ in os.walk(self._folder.objects, topdown=False):
+                if Path(folder) != self._folder.objects:
+                    with suppress(OSError):  # it is not empty
+                        Path(folder).rmdir()
+                        num_folders += 1
+            return GcReport(
+                num_litter=gone[_Kind.LITTER],
+                num_quarantined=gone[_Kind.QUARANTINED],
+                num_evicted=num_evicted,
+                num_folders=num_folders,
+                freed_bytes=before - self._used_bytes,
+            )
+
+    def _path(self, name: str, codec: str) -> Path:
+        return self._folder.objects / name[:2] / name[2:4] / f"{name}.{codec}.safetensors"
+
+    def _key(self, path: Path) -> tuple[str, str] | None:
+        """Return the (name, codec) whose object belongs at `path`, if this version knows any."""
+        match = _OBJECT.fullmatch(path.name)
+        if match is None or match[2] not in CODECS or path != self._path(match[1], match[2]):
+            return None
+        return match[1], match[2]
+
+    def _scan(self) -> Iterator[_File]:
+        """Look at every file. Files may come and go meanwhile."""
+        now = self._clock()
+        for path in self._folder.files():
+            with suppress(FileNotFoundError):
+                found = path.lstat()
+                if path.name.endswith(TEMPORARY):
+                    kind = _Kind.LITTER if now - found.st_mtime > _LITTER_S else _Kind.FRESH
+                else:
+                    kind = _Kind.QUARANTINED if path.parent == self._folder.quarantine else _Kind.OBJECT
+                yield _File(path, kind, found.st_size, min(found.st_mtime, now))
+
+    def _rescan(self) -> list[_File]:
+        """Return every file, and take the bytes in use from them. Writers are locked out."""
+        files = list(self._scan())
+        self._used_bytes = sum(file.num_bytes for file in files)
+        self._scanned_at = self._clock()
+        return files
+
+    def _make_room(self, path: Path, size: int, growth: int) -> None:
+        """Evict until `growth` more bytes fit, but not `path` itself. Writers are locked out.
+
+        Raises:
+            StoreFull: They cannot fit.
+        """
+        recent = 0 <= self._clock() - self._scanned_at < _SCAN_S
+        over = self._used_bytes + growth > self._budget_bytes
+        if size <= self._budget_bytes and (over or not recent):
+            self._evict(self._rescan(), growth, sparing=path)
+        if max(size, self._used_bytes + growth) > self._budget_bytes:
+            raise StoreFull(
+                f"{path} needs {size} bytes, and {self._used_bytes} of the budget of {self._budget_bytes} are in use; "
+                f"raise the budget of the disk"
+            )
+
+    def _evict(self, files: list[_File], growth: int, *, sparing: Path | None = None) -> int:
+        """Remove files, the least used first, until `growth` more bytes fit; return how many objects went."""
+        num_evicted = 0
+        for file in sorted(files, key=lambda file: (file.kind, file.mtime)):
+            if self._used_bytes + growth <= self._budget_bytes:
+                break
+            if file.kind is _Kind.FRESH or file.path == sparing:
+                continue
+            if self._remove(file.path):
+                num_evicted += file.kind is _Kind.OBJECT
+            else:  # another process needed room, too
+                self._used_bytes -= file.num_bytes
+        self._count("evictions", num_evicted)
+        return num_evicted
+
+    def _remove(self, path: Path) -> bool:
+        """Delete a file with the folders that it leaves empty; return whether it was there. Writers are locked out."""
+        size = num_bytes(path)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        self._used_bytes -= size
+        self._folder.prune(path)
+        return True
+
+    def _set_aside(self, path: Path) -> None:
+        """Move a damaged object into quarantine, in place of an older one of that name."""
+        target = self._folder.quarantine / path.name
+        with self._writing:
+            try:
+                self._folder.quarantine.mkdir(mode=0o700, exist_ok=True)
+                replaced = num_bytes(target)
+                path.replace(target)
+                self._used_bytes -= replaced
+            except FileNotFoundError:  # another reader was faster
+                return
+            except OSError:  # a read-only folder: it stays where it is, and stays a miss
+                pass
+        self._folder.prune(path)
+        self._count("quarantined")
+
+    def _touch(self, path: Path, mtime: float) -> None:
+        """Note a use, at most once a minute. A read-only folder forgets it."""
+        now = self._clock()
+        if not 0 <= now - mtime < _TOUCH_S:
+            with suppress(OSError):
+                os.utime(path, (now, now), follow_symlinks=False)
+
+    def _count(self, what: str, number: int = 1) -> None:
+        with self._counting:
+            self._counts[what] += number
