@@ -1,0 +1,1 @@
+"""The floor that knows transformers: rotary tables, caches, forwards, prompts. Knows no stores and no HTTP."""

@@ -1,0 +1,147 @@
+"""Assembled attention: one buffer per prompt, documents rotated into their spans, one forward over the rest.
+
+    S | D_1 L_1 | D_2 L_2 | T      S and D_i are laid out from what is known; L_i and T are computed
+
+The reference of all faster ways to attend. A row at position p attends every column up to p: that alone gives
+the reference mask, because every row that is computed here is in group 0.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from kvlink.core.entry import CacheEntry
+from kvlink.core.layout import Kind, Layout, Prompt, reference_mask
+from kvlink.models.cache import Prefix, SlotCache
+from kvlink.models.links import LinkTokens
+from kvlink.models.runner import Runner
+
+
+class Assembler:
+    """Lays prompts out and prefills them. Keeps one buffer between prompts, so that its pages stay mapped."""
+
+    def __init__(self, runner: Runner, *, links: LinkTokens | None = None) -> None:
+        self.runner = runner
+        self.links = links
+        self._spare: SlotCache | None = None
+
+    @property
+    def num_links(self) -> int:
+        """K, the link tokens behind each segment; 0 without trained ones."""
+        return self.links.num_links if self.links else 0
+
+    def assemble(self, layout: Layout, *, prefix: Prefix, entries: Sequence[CacheEntry], room: int = 0) -> SlotCache:
+        """Lay out what is known: S at the front, each entry rotated to its span.
+
+        Args:
+            layout: Where everything stands.
+            prefix: Keys and values of S.
+            entries: One per segment, in the prompt's order.
+            room: Rows to keep free behind the prompt for the answer.
+        """
+        spans = layout.of(Kind.SEGMENT)
+        if [len(span) for span in spans] != [entry.num_tokens for entry in entries]:
+            raise ValueError(
+                f"the layout has segments of {[len(s) for s in spans]} tokens, "
+                f"the entries hold {[e.num_tokens for e in entries]}"
+            )
+        cache = self._buffer(len(layout) + room)
+        cache.keys[:, :, : len(prefix)] = prefix.keys[:, 0]
+        cache.values[:, :, : len(prefix)] = prefix.values[:, 0]
+        if spans:
+            rotary = self.runner.rotary
+            tables = rotary.tables(cache.keys, torch.arange(len(layout), device=self.runner.device))
+            for span, entry in zip(spans, entries, strict=True):
+                rows = slice(span.start, span.stop)
+                part = [table and (table[0][:, rows], table[1][:, rows]) for table in tables]
+                rotary.rotate_into(cache.keys[:, :, rows], entry.keys.to(cache.keys.device), part)
+                cache.values[:, :, rows] = entry.values
+        cache.length = len(prefix)
+        return cache
+
+    def prefill(
+        self, cache: SlotCache, prompt: Prompt, layout: Layout, *, upto: int | None = None, logits_to_keep: int = 1
+    ) -> Float[Tensor, "kept vocab"]:
+        """Compute the rows of the request (labels, links, T) into the assembled buffer.
+
+        Args:
+            cache: From `assemble`.
+            prompt: The ids that the layout was made of.
+            layout: Where everything stands.
+            upto: Compute rows below this position only; all if None.
+            logits_to_keep: How many of the last rows' logits to return; 0 for all of them.
+        """
+        stop = len(layout) if upto is None else upto
+        rows = layout.request_rows(after=len(prompt.system))
+        rows = rows[rows < stop].to(self.runner.device)
+        cache.announce(rows, length=stop)
+        if not len(rows):
+            return self.runner.embedding.weight.new_empty(0, self.runner.embedding.num_embeddings)
+        columns = torch.arange(stop, device=self.runner.device)
+        nothing = torch.zeros_like(columns)
+        visible = {
+            window: reference_mask(rows, nothing[: len(rows)], columns, nothing, window=window.size)
+            for window in self.runner.windows
+        }
+        with torch.inference_mode():
+            return self.runner.forward(
+                cache=cache,
+                inputs_embeds=self.embed(prompt.ids(layout)[rows.cpu()])[None],
+                position_ids=rows[None],
+                attention_mask=self.runner.masks(visible),
+                logits_to_keep=logits_to_keep,
+            )[0]
+
+    def prefill_plain(
+        self, prompt: Prompt, *, room: int = 0, last: bool = True
+    ) -> tuple[SlotCache, Float[Tensor, "1 vocab"]]:
+        """Compute a prompt in full, by the model's own causal forward: no reuse, the same bits as the base model.
+
+        Args:
+            last: False leaves the last token to be computed by whoever continues.
+        """
+        ids = prompt.ids(prompt.layout()).to(self.runner.device)
+        ids = ids if last else ids[:-1]
+        cache = self._buffer(len(ids) + room)
+        cache.length = 0
+        cache.announce(slice(0, len(ids)), length=len(ids))
+        positions = torch.arange(len(ids), device=self.runner.device)[None]
+        with torch.inference_mode():
+            return cache, self.runner.forward(cache=cache, input_ids=ids[None], position_ids=positions)[0]
+
+    def embed(self, ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows hidden"]:
+        """Return input embeddings; ids below zero stand for link tokens of level `-1 - id`, in their order."""
+        ids = ids.to(self.runner.device)
+        embeds = self.runner.embedding(ids.clamp(min=0))
+        if self.links is None or not bool((ids < 0).any()):
+            return embeds
+        slots = torch.nonzero(ids < 0)[:, 0]
+        number = torch.arange(len(slots), device=ids.device) % self.num_links
+        return embeds.index_put((slots,), self.links.embeddings.to(embeds)[-1 - ids[slots], number])
+
+    def hand_over(self, cache: SlotCache) -> DynamicCache:
+        """Return the rows of a buffer as the cache that stock `generate()` continues from."""
+        stock = DynamicCache()
+        for layer in range(self.runner.geometry.layers):
+            rows = slice(0, cache.length)
+            stock.update(cache.keys[layer][None, :, rows].clone(), cache.values[layer][None, :, rows].clone(), layer)
+        return stock
+
+    def release(self, cache: SlotCache) -> None:
+        """Take a buffer back that nobody reads any more; the next prompt is laid out in it."""
+        if self._spare is None or cache.capacity > self._spare.capacity:
+            self._spare = cache
+
+    def _buffer(self, rows: int) -> SlotCache:
+        spare, self._spare = self._spare, None
+        if spare is not None and rows <= spare.capacity:
+            return spare
+        shape, runner = self.runner.geometry, self.runner
+        rows = -(-rows // 64) * 64
+        return SlotCache(
+            torch.empty(shape.layers, shape.kv_heads, rows, shape.head_dim, dtype=runner.dtype, device=runner.device),
+            torch.empty(shape.layers, shape.kv_heads, rows, shape.value_dim, dtype=runner.dtype, device=runner.device),
+        )
