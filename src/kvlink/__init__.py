@@ -1,0 +1,92 @@
+"""KVLink: compute each document's keys and values once, reuse them in any prompt, in any order, at any place.
+
+    from kvlink import Engine
+
+    with Engine.from_pretrained("demo", store="handbook.kv") as engine:
+        answer = engine.generate(["The office opens at seven."], "When does the office open?")
+
+Heavy libraries are imported when a name is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvlink.core.document import Document
+    from kvlink.core.errors import (
+        ContextOverflow,
+        DamagedObject,
+        EmptyQuestion,
+        InputError,
+        KVLinkError,
+        ModelError,
+        ModelRefused,
+        StoreError,
+        StoreFull,
+        StoreUnusable,
+        TextUnavailable,
+    )
+    from kvlink.engine.engine import Assembled, Engine
+    from kvlink.engine.stream import Stream
+    from kvlink.engine.usage import Answer, DocumentUsage, Timings, Usage
+    from kvlink.store.disk import DiskStore
+    from kvlink.store.memory import MemoryStore
+
+_HOMES = {
+    "Answer": "engine.usage",
+    "Assembled": "engine.engine",
+    "ContextOverflow": "core.errors",
+    "DamagedObject": "core.errors",
+    "DiskStore": "store.disk",
+    "Document": "core.document",
+    "DocumentUsage": "engine.usage",
+    "EmptyQuestion": "core.errors",
+    "Engine": "engine.engine",
+    "InputError": "core.errors",
+    "KVLinkError": "core.errors",
+    "MemoryStore": "store.memory",
+    "ModelError": "core.errors",
+    "ModelRefused": "core.errors",
+    "StoreError": "core.errors",
+    "StoreFull": "core.errors",
+    "StoreUnusable": "core.errors",
+    "Stream": "engine.stream",
+    "TextUnavailable": "core.errors",
+    "Timings": "engine.usage",
+    "Usage": "engine.usage",
+}
+
+__all__ = [
+    "Answer",
+    "Assembled",
+    "ContextOverflow",
+    "DamagedObject",
+    "DiskStore",
+    "Document",
+    "DocumentUsage",
+    "EmptyQuestion",
+    "Engine",
+    "InputError",
+    "KVLinkError",
+    "MemoryStore",
+    "ModelError",
+    "ModelRefused",
+    "StoreError",
+    "StoreFull",
+    "StoreUnusable",
+    "Stream",
+    "TextUnavailable",
+    "Timings",
+    "Usage",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvlink' has no attribute {name!r}")
+    return getattr(import_module(f"kvlink.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,418 @@
+"""The engine: documents and a question in, an answer out; each document computed once and reused at any place.
+
+    ids -> entries (store, else encode) -> assembled buffer -> prefill of links and T -> decode
+
+One thread runs the model at a time. Without documents a prompt is one plain causal forward of the base model.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from time import perf_counter
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kvlink.core.errors import InputError, TextUnavailable
+from kvlink.engine.build import SinkKind, build
+from kvlink.engine.loader import Ids, Loaded, Loader, LoadTimes
+from kvlink.engine.request import DocumentLike, Overflow, Request, as_documents, build_request
+from kvlink.engine.stream import Prefilled, Stream
+from kvlink.engine.usage import Answer, DocumentUsage, Timings, Usage
+from kvlink.models.assembler import Assembler
+from kvlink.models.cache import Prefix, SlotCache
+from kvlink.models.links import LinkTokens
+from kvlink.models.probe import ProbeReport
+from kvlink.models.prompt import Prompter
+from kvlink.models.runner import Runner
+from kvlink.store.base import Store
+
+MAX_NEW_TOKENS = 128
+"""Tokens of an answer where the caller does not say."""
+
+KNOWN_SYSTEMS = 16
+"""Different S whose keys and values are kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembled:
+    """A laid-out prompt without its last token: what stock `generate()` continues from.
+
+    Attributes:
+        inputs: Keyword arguments for `model.generate(**inputs)`: the last id, the cache of all before it, a mask of
+            full length and the last id's position.
+        usage: As in an answer, with no completion yet.
+    """
+
+    inputs: dict[str, Any]
+    usage: Usage
+
+
+class Engine:
+    """Answers questions about documents with one model and one store.
+
+    Build one with `Engine.from_pretrained`; the constructor takes ready parts.
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: Runner,
+        prompter: Prompter | None,
+        loader: Loader,
+        report: ProbeReport,
+        end_ids: Iterable[int] = (),
+        links: LinkTokens | None = None,
+    ) -> None:
+        self.runner = runner
+        self.loader = loader
+        self.report = report
+        self.assembler = Assembler(runner, links=links)
+        self._prompter = prompter
+        self._end_ids = frozenset(end_ids)
+        self._systems: OrderedDict[Ids, Prefix] = OrderedDict()
+        self._lock = Lock()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | Any = "demo",
+        *,
+        store: str | Path | Store | None = None,
+        tokenizer: Any = None,
+        sink: SinkKind = "header",
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        context: int | None = None,
+        secret: bytes | None = None,
+    ) -> Self:
+        """Load a model, prove that reuse is exact on it, and open a store.
+
+        Args:
+            model: `demo`, a folder, a hub name, a `.gguf` file, or a ready model.
+            tokenizer: What reads and writes text; the one beside the weights if None.
+            store: A folder, a ready store, or None for one in memory that ends with the process.
+            sink: What stands before each document while it is encoded; `header` is best without training.
+            dtype: float32 on a CPU and bfloat16 on a GPU if None.
+            context: Positions to accept; what the model was made for if None.
+            secret: Keys the digests of stored objects, so that nobody without it can forge one.
+
+        Raises:
+            ModelRefused: Reuse would not be exact on this model; the message holds the figures.
+            ModelError: It cannot be loaded.
+            StoreUnusable: The folder cannot be used as a store.
+        """
+        return cls(
+            **build(
+                model,
+                store=store,
+                tokenizer=tokenizer,
+                sink=sink,
+                dtype=dtype,
+                device=device,
+                context=context,
+                secret=secret,
+            )
+        )
+
+    @property
+    def store(self) -> Store:
+        """Where entries are kept."""
+        return self.loader.store
+
+    @property
+    def prompter(self) -> Prompter:
+        """How text becomes ids.
+
+        Raises:
+            TextUnavailable: The model came without a tokenizer.
+        """
+        if self._prompter is None:
+            raise TextUnavailable("this model has no tokenizer beside its weights, so no text can be read or written")
+        return self._prompter
+
+    @property
+    def model_info(self) -> dict[str, str]:
+        """Name and digest of the model, as they stand in result files."""
+        return {"name": self.loader.provenance.get("model", ""), "digest": self.loader.identity.model}
+
+    @property
+    def num_links(self) -> int:
+        """K: link tokens behind each document. 0 as long as no trained bundle is loaded."""
+        return self.assembler.num_links
+
+    def encode(
+        self, docs: Sequence[DocumentLike], *, progress: Callable[[DocumentUsage], None] | None = None
+    ) -> list[DocumentUsage]:
+        """Encode documents into the store, those that it does not hold yet.
+
+        Interrupted at any time, what was encoded so far is kept. Blank documents are skipped.
+
+        Args:
+            docs: Texts, Documents, or mappings with `text` and perhaps `title`.
+            progress: Called with each document as it is done.
+
+        Returns:
+            One row per document, in their order.
+
+        Raises:
+            StoreFull, StoreUnusable: The store cannot take another entry; those before are kept.
+        """
+        rows: dict[int, DocumentUsage] = {}
+        waiting: dict[Ids, list[int]] = {}
+        names: list[str] = []
+
+        def done(index: int, row: DocumentUsage) -> None:
+            rows[index] = row
+            if progress:
+                progress(row)
+
+        with self._lock:
+            for index, document in enumerate(as_documents(docs)):
+                names.append(document.name)
+                if document.is_blank:
+                    done(index, DocumentUsage(document.name, 0, "skipped", reason="blank"))
+                    continue
+                try:
+                    ids = self.prompter.document_ids(document)
+                except InputError as error:
+                    done(index, DocumentUsage(document.name, 0, "skipped", reason=str(error)))
+                    continue
+                if len(ids) > self.report.context:
+                    done(index, _too_long(document.name, len(ids), self.report.context))
+                elif self.loader.has(ids):
+                    done(index, DocumentUsage(document.name, len(ids), "disk", "raw", "already in the store"))
+                else:
+                    waiting.setdefault(ids, []).append(index)
+            for loaded in self.loader.encode(waiting, must_keep=True):
+                ids = loaded.entry.token_ids
+                for index in waiting[ids]:
+                    done(index, DocumentUsage(names[index], len(ids), "encoded", reason=loaded.reason))
+        return [rows[index] for index in range(len(names))]
+
+    def generate(
+        self,
+        docs: Sequence[DocumentLike],
+        question: str,
+        *,
+        system: str | None = None,
+        labels: bool = False,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        stop: str | Sequence[str] = (),
+        on_overflow: Overflow = "error",
+    ) -> Answer:
+        """Answer a question from documents, greedily.
+
+        Args:
+            docs: Texts, Documents, or mappings with `text` and perhaps `title`, in the order the model shall read.
+            question: The question; documents stand before it in the user's turn.
+            system: System prompt; the chat template's default if None.
+            labels: Put `[1] `, `[2] `, ... before the documents, for citations.
+            max_new_tokens: The answer's longest length.
+            stop: Strings at which the answer ends; not part of it.
+            on_overflow: What to do with more than the context holds: `error`, or `drop_last` documents.
+        """
+        stream = self.stream(
+            docs,
+            question,
+            system=system,
+            labels=labels,
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            on_overflow=on_overflow,
+        )
+        for _ in stream:
+            pass
+        return stream.answer
+
+    def stream(
+        self,
+        docs: Sequence[DocumentLike],
+        question: str,
+        *,
+        system: str | None = None,
+        labels: bool = False,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        stop: str | Sequence[str] = (),
+        on_overflow: Overflow = "error",
+        reuse: bool = True,
+    ) -> Stream:
+        """Answer like `generate`, piece by piece: iterate for text, then read `.answer`.
+
+        Args:
+            reuse: False computes the very same ids in one causal forward, for comparison.
+        """
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {max_new_tokens}; an answer has at least one token")
+        start = perf_counter()
+        request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
+        times = Timings(tokenise_s=perf_counter() - start)
+        return Stream(
+            self._prefilled(request, room=max_new_tokens, labels=labels, reuse=reuse, times=times),
+            decode=self._decode,
+            to_text=self.prompter.decode,
+            end_ids=self._end_ids,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            start=start,
+            warnings=request.warnings,
+        )
+
+    def assemble(
+        self,
+        docs: Sequence[DocumentLike],
+        question: str,
+        *,
+        system: str | None = None,
+        labels: bool = False,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        on_overflow: Overflow = "error",
+    ) -> Assembled:
+        """Lay a prompt out for the stock `model.generate(**assembled.inputs)` of transformers.
+
+        Args:
+            max_new_tokens: Positions to leave free in the context; generate is told its own number.
+        """
+        request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
+        with self._prefilled(request, room=0, labels=labels, last=False) as prefilled:
+            stock, last = self.assembler.hand_over(prefilled.cache), prefilled.cache.length
+        device = self.runner.device
+        inputs = {
+            "input_ids": torch.tensor([[request.prompt.tail[-1]]], device=device),
+            self.runner.cache_argument: stock,
+            "attention_mask": torch.ones((1, last + 1), dtype=torch.long, device=device),
+            "position_ids": torch.tensor([[last]], device=device),
+        }
+        return Assembled(inputs, prefilled.usage)
+
+    def forget_systems(self) -> None:
+        """Forget keys and values of S; they are computed again when they are needed."""
+        self._systems.clear()
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _request(
+        self,
+        docs: Sequence[DocumentLike],
+        question: str,
+        system: str | None,
+        labels: bool,
+        room: int,
+        on_overflow: Overflow,
+    ) -> Request:
+        return build_request(
+            self.prompter,
+            docs,
+            question,
+            system=system,
+            labels=labels,
+            num_links=self.num_links,
+            room=room,
+            context=self.report.context,
+            on_overflow=on_overflow,
+        )
+
+    def _system(self, ids: Ids) -> tuple[Prefix, bool]:
+        """Return keys and values of S, and whether they were known."""
+        known = ids in self._systems
+        if not known:
+            prefix = self.runner.prefix(ids)
+            assert prefix is not None, "S is never empty"
+            self._systems[ids] = prefix
+            if len(self._systems) > KNOWN_SYSTEMS:
+                self._systems.popitem(last=False)
+        self._systems.move_to_end(ids)
+        return self._systems[ids], known
+
+    def _decode(self, cache: SlotCache, token: int) -> Float[Tensor, " vocab"]:
+        with self._lock:
+            return self.runner.decode(cache, token)
+
+    @contextmanager
+    def _prefilled(
+        self,
+        request: Request,
+        *,
+        room: int,
+        labels: bool,
+        last: bool = True,
+        reuse: bool = True,
+        times: Timings = Timings(),  # noqa: B008 (frozen)
+    ) -> Generator[Prefilled]:
+        """Compute a prompt and hold its buffer while the block lasts.
+
+        Args:
+            room: Rows for the answer.
+            last: False leaves the prompt's last token to be computed by whoever continues.
+            reuse: False computes everything in one causal forward.
+            times: What was spent before.
+        """
+        with self._lock:
+            if request.prompt.documents and reuse:
+                prefilled = self._reuse(request, room=room, last=last, times=times)
+            else:
+                start = perf_counter()
+                cache, logits = self.assembler.prefill_plain(request.prompt, room=room, last=last)
+                self.runner.synchronize()
+                reason = "computed in full, as asked"
+                rows = tuple(replace(row, reason=row.reason or reason) for row in request.rows)
+                usage = Usage(request.prompt.num_tokens, 0, 0, 0, "exact", documents=rows)
+                prefilled = Prefilled(cache, logits, room, usage, replace(times, forward_s=perf_counter() - start))
+        try:
+            yield replace(prefilled, usage=replace(prefilled.usage, labels=labels))
+        finally:
+            self.assembler.release(prefilled.cache)
+
+    def _reuse(self, request: Request, *, room: int, last: bool, times: Timings) -> Prefilled:
+        """Lay documents out from their entries and compute the rest."""
+        prompt, runner = request.prompt, self.runner
+        layout = prompt.layout(num_links=self.num_links)
+        spent = LoadTimes()
+        with self.loader.load(prompt.segments, spent) as loaded:
+            start = perf_counter()
+            prefix, known = self._system(prompt.system)
+            runner.synchronize()
+            system_s = perf_counter() - start
+            start = perf_counter()
+            entries = [segment.entry for segment in loaded]
+            cache = self.assembler.assemble(layout, prefix=prefix, entries=entries, room=room)
+            runner.synchronize()
+            rotate_s = perf_counter() - start
+            rows = _rows(request, loaded)
+        start = perf_counter()
+        logits = self.assembler.prefill(cache, prompt, layout, upto=None if last else len(layout) - 1)
+        runner.synchronize()
+        times = replace(
+            times,
+            load_s=spent.load_s,
+            encode_s=spent.encode_s,
+            rotate_s=rotate_s,
+            forward_s=system_s + perf_counter() - start,
+        )
+        cached = sum(row.tokens for row in rows if row.codec) + known * len(prompt.system)
+        usage = Usage(prompt.num_tokens, cached, layout.num_link_tokens, 0, "documents", documents=rows)
+        return Prefilled(cache, logits, room, usage, times)
+
+
+def _too_long(name: str, tokens: int, context: int) -> DocumentUsage:
+    return DocumentUsage(name, tokens, "skipped", reason=f"{tokens - context} tokens longer than the context")
+
+
+def _rows(request: Request, loaded: Sequence[Loaded]) -> tuple[DocumentUsage, ...]:
+    """Fill in where each document came from."""
+    rows = list(request.rows)
+    for index, segment in zip(request.kept, loaded, strict=True):
+        rows[index] = replace(rows[index], source=segment.source, codec=segment.codec, reason=segment.reason)
+    return tuple(rows)

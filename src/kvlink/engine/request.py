@@ -1,0 +1,122 @@
+"""From what a caller hands over to the ids of a prompt: documents in any form, blanks, overflow.
+
+Nothing is left out silently: each document that does not reach the prompt has a row that says why.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvlink.core.document import Document
+from kvlink.core.errors import ContextOverflow, InputError
+from kvlink.core.layout import Prompt
+from kvlink.engine.usage import DocumentUsage
+from kvlink.models.prompt import Prompter
+
+type_of_document = "a text, a Document, or a mapping with `text` and perhaps `title`"
+
+DocumentLike = str | Document | Mapping[str, str]
+Overflow = Literal["error", "drop_last"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt and what became of each document.
+
+    Attributes:
+        prompt: The ids.
+        rows: One per document that was handed over; those in the prompt have the source `encoded` for now.
+        kept: Indices into `rows` of the documents that are in the prompt.
+        warnings: What was left out, in words.
+    """
+
+    prompt: Prompt
+    rows: tuple[DocumentUsage, ...]
+    kept: tuple[int, ...]
+    warnings: tuple[str, ...]
+
+
+def as_documents(given: Sequence[DocumentLike]) -> list[Document]:
+    """Return what a caller gave as documents; one without a name is named by its number, counted from 1.
+
+    Raises:
+        InputError: It is a single document, or one of them is of no accepted form.
+    """
+    if isinstance(given, (str, bytes, Document, Mapping)):
+        raise InputError("docs is one document; hand over a list of documents")
+    return [_as_document(one, f"document {number}") for number, one in enumerate(given, start=1)]
+
+
+def _as_document(given: Any, name: str) -> Document:
+    match given:
+        case Document(text=str(), title=str()):
+            return given if given.name else Document(given.text, given.title, name)
+        case str():
+            return Document(given, name=name)
+        case {"text": str(text)} if isinstance(title := given.get("title") or "", str):
+            return Document(text, title, str(given.get("name") or given.get("id") or name))
+        case _:
+            raise InputError(f"{name} is {type(given).__name__}; hand over {type_of_document}")
+
+
+def build_request(
+    prompter: Prompter,
+    documents: Sequence[DocumentLike],
+    question: str,
+    *,
+    system: str | None,
+    labels: bool,
+    num_links: int,
+    room: int,
+    context: int,
+    on_overflow: Overflow,
+) -> Request:
+    """Turn a request into ids that fit the context.
+
+    Args:
+        num_links: K.
+        room: Tokens to keep free for the answer.
+        context: Positions that the model accepts.
+        on_overflow: `error`, or `drop_last` to leave out documents from the back until the rest fits.
+
+    Raises:
+        ContextOverflow: It does not fit; the message holds the number of tokens over, links counted.
+        EmptyQuestion: There is no question.
+        InputError: A document is of no accepted form, or `on_overflow` is neither.
+    """
+    if on_overflow not in ("error", "drop_last"):
+        raise InputError(f"on_overflow is {on_overflow!r}; choose error or drop_last")
+    system_ids, tail = prompter.system_ids(system), prompter.tail_ids(question)
+    rows: list[DocumentUsage] = []
+    kept: list[tuple[int, tuple[int, ...]]] = []
+    warnings: list[str] = []
+    for document in as_documents(documents):
+        if document.is_blank:
+            rows.append(DocumentUsage(document.name, 0, "skipped", reason="blank"))
+            warnings.append(f"{document.name} is blank and was skipped")
+            continue
+        ids = prompter.document_ids(document)
+        kept.append((len(rows), ids))
+        rows.append(DocumentUsage(document.name, len(ids), "encoded"))
+
+    def prompt() -> Prompt:
+        tags = tuple(prompter.label_ids(number) for number in range(1, len(kept) + 1)) if labels else ()
+        return Prompt(system_ids, tuple((ids,) for _, ids in kept), tail, tags)
+
+    def over() -> int:
+        return len(prompt().layout(num_links=num_links)) + room - context
+
+    while (excess := over()) > 0:
+        if on_overflow == "error" or not kept:
+            raise ContextOverflow(
+                f"the prompt has {len(kept)} documents of {sum(len(ids) for _, ids in kept)} tokens, "
+                f"{num_links * len(kept)} link tokens, {len(system_ids)} + {len(tail)} tokens around them and "
+                f"{room} for the answer: {excess} more than the context of {context}. "
+                "Hand over fewer documents, ask for fewer new tokens, or pass on_overflow='drop_last'",
+                over=excess,
+                limit=context,
+            )
+        index, ids = kept.pop()
+        rows[index] = DocumentUsage(rows[index].name, len(ids), "dropped", reason=f"{excess} tokens over the context")
+        warnings.append(f"{rows[index].name} was dropped: the prompt was {excess} tokens over the context of {context}")
+    return Request(prompt(), tuple(rows), tuple(index for index, _ in kept), tuple(warnings))
