@@ -1,0 +1,46 @@
+"""Options that several verbs share, and what they mean."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Option("--model", "-m", help="A folder, a hub name, a .gguf file, or `demo` (SmolLM2-135M-Instruct)."),
+]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        "--store", envvar="KVLINK_STORE", help="Folder of the store.", show_default="in the user's cache folder"
+    ),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write the result as JSON to this file; `-` is standard output.", show_default=False),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", help="float32, bfloat16, float16 or float64.", show_default="float32 on CPU, bfloat16 on GPU"
+    ),
+]
+
+
+def default_store() -> Path:
+    """Return the store of a user who names none."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "kvlink" / "store"
+
+
+def dtype_named(name: str | None):
+    """Return torch's dtype of this name, or None."""
+    import torch
+
+    if name is None:
+        return None
+    found = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if name not in found:
+        raise typer.BadParameter(f"{name} is none of {', '.join(found)}", param_hint="--dtype")
+    return found[name]

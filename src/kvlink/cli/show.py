@@ -1,0 +1,98 @@
+"""How the command line looks: progress on standard error, results on standard output, colours only for people."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from kvlink.cli.options import default_store, dtype_named
+
+if TYPE_CHECKING:
+    from kvlink.engine.engine import Engine
+    from kvlink.engine.usage import Answer
+
+err = Console(stderr=True)
+
+
+def out(json: Path | None = None) -> Console:
+    """Return the console for tables: standard output, unless JSON goes there."""
+    return err if json is not None and str(json) == "-" else Console()
+
+
+def bar() -> Progress:
+    """Return a progress bar with count, time and remaining time."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+    )
+
+
+@contextmanager
+def waiting(what: str) -> Generator[None]:
+    """Show that something without a known length goes on."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        progress.add_task(what, total=None)
+        yield
+
+
+def open_engine(model: str, store: Path | None, dtype: str | None = None) -> "Engine":
+    """Load a model and open the store, showing that it goes on."""
+    with waiting(f"loading {model}, proving that reuse is exact"):
+        from kvlink.engine.engine import Engine
+
+        return Engine.from_pretrained(model, store=store or default_store(), dtype=dtype_named(dtype))
+
+
+def open_bench(model: str, dtype: str | None) -> "Engine":
+    """Load a model for a benchmark: with a store in memory that nothing else sees."""
+    with waiting(f"loading {model}, proving that reuse is exact"):
+        from kvlink.engine.engine import Engine
+
+        return Engine.from_pretrained(model, dtype=dtype_named(dtype))
+
+
+def sources(answer: "Answer") -> str:
+    """Return where the documents came from, such as `disk 8, encoded 2`."""
+    counts: dict[str, int] = {}
+    for document in answer.usage.documents:
+        counts[document.source] = counts.get(document.source, 0) + 1
+    return ", ".join(f"{source} {count}" for source, count in counts.items()) or "no documents"
+
+
+def usage_line(answer: "Answer") -> str:
+    """Return one line of usage."""
+    usage, times = answer.usage, answer.timings
+    return (
+        f"{usage.prompt_tokens:,} prompt tokens: {usage.cached_tokens:,} reused, {usage.computed_tokens:,} computed "
+        f"({sources(answer)}); first token {times.ttft_s:.2f} s, "
+        f"{usage.completion_tokens} tokens in {times.total_s:.2f} s"
+    )
+
+
+def size(num_bytes: float) -> str:
+    """Return bytes as people read them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(num_bytes) < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"

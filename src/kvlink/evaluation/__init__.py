@@ -1,0 +1,1 @@
+"""How good, how fast: benchmarks and the files that hold their results."""
