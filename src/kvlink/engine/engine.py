@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -90,7 +90,7 @@ class Engine:
         device: str | torch.device | None = None,
         context: int | None = None,
         secret: bytes | None = None,
-    ) -> Self:
+    ) -> "Engine":
         """Load a model, prove that reuse is exact on it, and open a store.
 
         Args:
@@ -297,7 +297,7 @@ class Engine:
         """Close the store."""
         self.store.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Engine":
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -359,7 +359,7 @@ class Engine:
             reuse: False computes everything in one causal forward.
             times: What was spent before.
         """
-        with self._lock:
+        with self._lock, torch.inference_mode(mode=False):  # the buffer outlives the mode that a caller may be in
             if request.prompt.documents and reuse:
                 prefilled = self._reuse(request, room=room, last=last, times=times)
             else:

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from kvlink.core.entry import CacheEntry
 from kvlink.core.layout import Kind, Layout, Prompt, reference_mask
+from kvlink.models.attention import grouped
 from kvlink.models.cache import Prefix, SlotCache
 from kvlink.models.links import LinkTokens
 from kvlink.models.runner import Runner
@@ -86,7 +87,7 @@ class Assembler:
             window: reference_mask(rows, nothing[: len(rows)], columns, nothing, window=window.size)
             for window in self.runner.windows
         }
-        with torch.inference_mode():
+        with torch.inference_mode(), grouped(self.runner.config, self.runner.device):
             return self.runner.forward(
                 cache=cache,
                 inputs_embeds=self.embed(prompt.ids(layout)[rows.cpu()])[None],
@@ -127,7 +128,7 @@ class Assembler:
         stock = DynamicCache()
         for layer in range(self.runner.geometry.layers):
             rows = slice(0, cache.length)
-            stock.update(cache.keys[layer][None, :, rows].clone(), cache.values[layer][None, :, rows].clone(), layer)
+            stock.update(cache.keys[layer][None, :, rows], cache.values[layer][None, :, rows], layer)
         return stock
 
     def release(self, cache: SlotCache) -> None:

@@ -4,7 +4,6 @@ Knows how to hold and to initialise them; training and the bundle's file have th
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -27,7 +26,7 @@ class LinkTokens:
         return self.embeddings.shape[1]
 
     @classmethod
-    def random(cls, embedding: nn.Embedding, *, num_links: int, levels: int = 2, seed: int = 0) -> Self:
+    def random(cls, embedding: nn.Embedding, *, num_links: int, levels: int = 2, seed: int = 0) -> "LinkTokens":
         """Draw untrained links at the RMS of the embedding table; for measuring cost and testing, never for serving."""
         table = embedding.weight.detach()
         generator = torch.Generator().manual_seed(seed)

@@ -11,7 +11,7 @@ A model that fails is refused with the reason. One that only fails far out keeps
 """
 
 from dataclasses import asdict, dataclass, replace
-from math import isnan
+from math import isfinite
 from typing import Any
 
 import torch
@@ -39,6 +39,12 @@ NEAR = 7
 
 FAULT_SHARE = 0.1
 """An error may be at most this share of the planted fault's."""
+
+LIMIT = 1e-3
+"""Largest relative error in float32 and float64."""
+
+HALF_FAULT_SHARE, HALF_LIMIT = 0.5, 0.1
+"""The same for values and logits in 16 bits, where rounding alone is a few per cent; keys stay under FAULT_SHARE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +93,14 @@ def probe(runner: Runner, *, context: int | None = None, longest: int = 4608) ->
         longest: Tokens of the longest text that may be tried; a wider sliding window is not crossed.
     """
     context = context or context_length(runner.config)
-    limit = 1e-3 if runner.dtype in (torch.float32, torch.float64) else 5e-2
+    half = runner.dtype.itemsize < 4
+    limit = HALF_LIMIT if half else LIMIT
     rope = _describe(runner)
-    key_error, key_fault, _ = _moved(runner, 0)
+    key_error, key_fault, value_error = _moved(runner, 0)
+    if not isfinite(key_error + value_error):
+        return ProbeReport(
+            False, "its keys or values hold NaN or infinity: damaged weights, or a dtype too small", rope=rope
+        )
     if not _passes(key_error, key_fault, limit):
         reason = f"keys are changed after RoPE, or by more than it: rotating them again misses by {key_error:.2g}"
         return ProbeReport(False, reason, key_error=key_error, key_fault=key_fault, rope=rope)
@@ -132,7 +143,7 @@ def probe(runner: Runner, *, context: int | None = None, longest: int = 4608) ->
         return _refused(
             report, f"its own forward and ours under the reference mask differ by {logits['mask_error']:.2g}"
         )
-    if not _passes(logits["logit_error"], logits["logit_fault"], limit):
+    if not _passes(logits["logit_error"], logits["logit_fault"], limit, HALF_FAULT_SHARE if half else FAULT_SHARE):
         return _refused(report, f"an assembled prompt misses the reference forward by {logits['logit_error']:.2g}")
     return report
 
@@ -161,8 +172,8 @@ def require(runner: Runner, *, context: int | None = None, longest: int = 1024) 
     return report
 
 
-def _passes(error: float, fault: float, limit: float) -> bool:
-    return error <= limit and error <= FAULT_SHARE * fault
+def _passes(error: float, fault: float, limit: float, share: float = FAULT_SHARE) -> bool:
+    return error <= limit and error <= share * fault
 
 
 def _refused(report: ProbeReport, reason: str) -> ProbeReport:
@@ -176,9 +187,8 @@ def _ids(runner: Runner, count: int, *, salt: int) -> tuple[int, ...]:
 
 
 def _relative(found: Tensor, wanted: Tensor) -> float:
-    """Return the norm of the difference over the norm of what is wanted; infinite for anything not a number."""
-    error = ((found - wanted).double().norm() / wanted.double().norm().clamp(min=1e-30)).item()
-    return float("inf") if isnan(error) else error
+    """Return the norm of the difference over the norm of what is wanted."""
+    return ((found - wanted).double().norm() / wanted.double().norm().clamp(min=1e-30)).item()
 
 
 def _moved(runner: Runner, offset: int) -> tuple[float, float, float]:
@@ -194,7 +204,7 @@ def _moved(runner: Runner, offset: int) -> tuple[float, float, float]:
     turning = torch.cat([torch.arange(r.start, r.stop) for r in runner.rotary.runs if r.function] or [positions[:0]])
     if len(turning) == 0:  # nothing rotates: no fault can be planted, the errors must speak for themselves
         return _relative(rotated, keys), 1.0, _relative(values, entry.values)
-    fault = _relative(runner.rotary.rotate(entry.keys, 2 * (positions + offset))[turning], keys[turning])
+    fault = _relative(runner.rotary.rotate(entry.keys, (positions + offset) // 2)[turning], keys[turning])
     fault = min(fault, _relative(entry.keys[turning], keys[turning]))
     return _relative(rotated, keys), fault, _relative(values, entry.values)
 

@@ -20,7 +20,7 @@ def reference_logits(
     sink_ids: tuple[int, ...] = (),
     order: ReferenceOrder | None = None,
     masks: dict[Window, Bool[Tensor, "rows rows"]] | None = None,
-) -> Float[Tensor, "rows vocab"]:
+) -> Float[Tensor, "kept vocab"]:
     """Return the logits of all request-side tokens (S, labels, links, T), in position order.
 
     Args:

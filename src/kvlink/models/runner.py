@@ -104,7 +104,8 @@ class Runner:
             except (AttributeError, NotImplementedError, ValueError, TypeError, RuntimeError, IndexError) as error:
                 raise ModelRefused(
                     f"{type(self.model).__name__} does not run with a plain cache of keys and values "
-                    f"({type(error).__name__}: {error}); recurrent and linear-attention layers keep another state"
+                    f"({type(error).__name__}: {error}); wanted are layers that keep keys and values per token "
+                    "and turn them with apply_rotary_pos_emb(q, k, cos, sin)"
                 ) from error
         return cache
 
@@ -118,19 +119,19 @@ class Runner:
         return self.embedding(torch.tensor(ids, dtype=torch.long, device=self.device))
 
     def masks(self, visible: dict[Window, Bool[Tensor, "rows columns"]]) -> Any:
-        """Return masks in the form that this model's forward takes: one, or one per mask type."""
-        eager = self.config._attn_implementation == "eager"  # noqa: SLF001 (transformers has no public name for it)
+        """Return masks in the form that this model's forward takes: one, or one per mask type.
 
-        def form(mask: Bool[Tensor, "rows columns"]) -> Tensor:
-            mask = mask.to(self.device)[None, None]
-            if not eager:
-                return mask
-            low = torch.finfo(self.dtype).min
-            return torch.zeros_like(mask, dtype=self.dtype).masked_fill_(~mask, low)
+        They are additive and finite, which every attention of transformers takes; a boolean one would be turned
+        into that form again in each layer.
+        """
+
+        def additive(mask: Bool[Tensor, "rows columns"]) -> Tensor:
+            zeros = torch.zeros(mask.shape, dtype=self.dtype, device=self.device)
+            return zeros.masked_fill_(~mask.to(self.device), torch.finfo(self.dtype).min)[None, None]
 
         if len(self.windows) == 1:
-            return form(visible[self.windows[0]])
-        return {window.name: form(visible[window]) for window in self.windows}
+            return additive(visible[self.windows[0]])
+        return {window.name: additive(visible[window]) for window in self.windows}
 
     def prefix(self, ids: Sequence[int]) -> Prefix | None:
         """Compute keys and values of a prompt's first tokens, which see nothing else; None for no ids."""

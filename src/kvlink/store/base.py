@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from kvlink.core.fingerprint import is_fingerprint
 from kvlink.store.codec import BytesLike, StoredObject, codec_named
@@ -139,7 +139,7 @@ class Store(ABC):
     def close(self) -> None:
         """Let go of everything. The store is not used afterwards; a second time does nothing."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, *_: Any) -> None:

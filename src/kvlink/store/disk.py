@@ -206,6 +206,9 @@ class DiskStore(Store):
     def close(self) -> None:
         """See `Store.close`. Nothing is held open."""
 
+    def __enter__(self) -> "DiskStore":
+        return self
+
     def verify(self) -> Iterator[Verdict]:
         """Verify every file below `objects`; move and touch none. Files that are being written are left out."""
         for file in self._scan():

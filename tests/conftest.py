@@ -1,0 +1,12 @@
+"""What all tests share: no hub, quiet threads, reproducible properties, and shapes checked at run time."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("torture", settings.get_profile("suite"), derandomize=False, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
