@@ -599,3 +599,14 @@ def test_a_read_only_disk_can_be_read_and_says_that_it_cannot_be_written(
     ):
         with pytest.raises(StoreUnusable, match="Read-only file system"):
             call()
+
+
+@pytest.mark.parametrize(("begun", "opened"), [(b"ours", b"theirs"), (b"ours", None), (None, b"ours")])
+def test_a_folder_begun_with_another_secret_is_refused_and_left_as_it_is(root: Path, begun, opened) -> None:
+    signed = specimen(secret=begun)
+    DiskStore(root, secret=begun).put(signed.name, "raw", signed.data)
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with pytest.raises(StoreUnusable, match="pass what the store was begun with"):
+        DiskStore(root, secret=opened)
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before
+    assert DiskStore(root, secret=begun).get(signed.name, ["raw"]) is not None

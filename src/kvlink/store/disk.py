@@ -20,6 +20,7 @@ from kvlink.core.errors import DamagedObject, StoreFull
 from kvlink.store.base import JSON, Lease, ObjectStat, Store, StoreStats, check_names
 from kvlink.store.codec import CODECS, BytesLike, check_head, open_object
 from kvlink.store.folder import TEMPORARY, Folder, explained, num_bytes, read_whole
+from kvlink.store.header import signature_of
 
 _TOUCH_S = 60.0
 _SCAN_S = 30.0
@@ -98,9 +99,10 @@ class DiskStore(Store):
             clock: Seconds since the epoch. May be set back: no age is ever negative.
 
         Raises:
-            StoreUnusable: The folder is not a store's, is of another format, or cannot be made or read.
+            StoreUnusable: The folder is not a store's, is of another format, is signed with another secret, or cannot be
+                made or read.
         """
-        self._folder = Folder(root)
+        self._folder = Folder(root, signature=signature_of(secret))
         self._budget_bytes = budget_bytes
         self._secret = secret
         self._clock = clock

@@ -27,6 +27,7 @@ TEMPORARY = ".tmp"
 """How the name of a file ends that somebody is writing, or was."""
 
 _LOCK = "settings.lock"
+_SIGNATURE = "signature"
 _RETRIES = 9
 
 
@@ -40,9 +41,15 @@ class Folder:
         quarantine: Objects that did not verify.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        """Name the folder. Nothing is read or made before `establish`."""
+    def __init__(self, root: str | os.PathLike[str], *, signature: str = "") -> None:
+        """Name the folder. Nothing is read or made before `establish`.
+
+        Args:
+            root: The folder.
+            signature: What tells the secret of its objects from others (`header.signature_of`).
+        """
         self.root = Path(root)
+        self._signature = signature
         self.objects = self.root / "objects"
         self.quarantine = self.root / "quarantine"
         self._settings = self.root / "settings.json"
@@ -51,7 +58,7 @@ class Folder:
         """Make the folder unless it is there.
 
         Raises:
-            StoreUnusable: It is somebody else's, or of another format.
+            StoreUnusable: It is somebody else's, of another format, or signed with another secret.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Settings come first when a folder is made, so list before asking for them: what another process is making
@@ -65,7 +72,13 @@ class Folder:
                 )
             with self._lock():
                 if self._load() is None:
-                    self._save({})
+                    self._save({_SIGNATURE: self._signature} if self._signature else {})
+        if (kept := self.setting(_SIGNATURE) or "") != self._signature:
+            raise StoreUnusable(
+                f"the objects in {self.root} are {'signed with a secret' if kept else 'not signed'}, and it was opened "
+                f"{'with another secret' if kept and self._signature else 'with one' if self._signature else 'without'}"
+                "; pass what the store was begun with (KVLINK_SECRET on the command line), or choose another folder"
+            )
         for part in (self.objects, self.quarantine):
             part.mkdir(mode=0o700, exist_ok=True)
 

@@ -27,6 +27,7 @@ UNSIGNED = "0" * 64
 _ALIGNMENT = 8
 _THREADED_BYTES = 2**20
 _CONTEXT = "kvlink 2025-11-29 digest of stored objects"
+_CONTEXT_OF_SIGNATURE = "kvlink 2025-11-29 signature of a store"
 _TAGS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _TAGS}
 
@@ -158,6 +159,11 @@ class Header:
             key = blake3(secret, derive_key_context=_CONTEXT).digest()
             hasher = blake3(unsigned, key=key, max_threads=threads)
         return hasher.update(payload).hexdigest()
+
+
+def signature_of(secret: bytes | None) -> str:
+    """Return what tells a secret from others without giving it away; empty for none."""
+    return "" if secret is None else blake3(secret, derive_key_context=_CONTEXT_OF_SIGNATURE).hexdigest()[:16]
 
 
 def canonical_json(value: object) -> str:
