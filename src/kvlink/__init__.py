@@ -3,7 +3,7 @@
     from kvlink import Engine
 
     with Engine.from_pretrained("demo", store="handbook.kv") as engine:
-        answer = engine.generate(["The office opens at seven."], "When does the office open?")
+        answer = engine.generate(["The capital of France is Paris."], "What is the capital of France?")
 
 Heavy libraries are imported when a name is first used.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         EmptyQuestion,
         InputError,
         KVLinkError,
+        KVLinkWarning,
         ModelError,
         ModelRefused,
         StoreError,
@@ -44,6 +45,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "InputError": "core.errors",
     "KVLinkError": "core.errors",
+    "KVLinkWarning": "core.errors",
     "MemoryStore": "store.memory",
     "ModelError": "core.errors",
     "ModelRefused": "core.errors",
@@ -68,6 +70,7 @@ __all__ = [
     "Engine",
     "InputError",
     "KVLinkError",
+    "KVLinkWarning",
     "MemoryStore",
     "ModelError",
     "ModelRefused",

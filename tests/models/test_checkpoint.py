@@ -409,7 +409,7 @@ def demo():
 @pytest.mark.demo
 def test_the_demo_model_comes_from_the_package_without_importing_it(demo):
     assert checkpoint.DEMO_PACKAGE not in sys.modules
-    assert (demo.name, demo.context_length) == (checkpoint.DEMO_NAME, 8192)
+    assert (demo.name, demo.context_length) == ("SmolLM2-135M-Instruct.Q4_1.gguf", 8192)
     assert (demo.end_ids, demo.repaired) == ((2,), ())
     assert demo.model.dtype == torch.float32
 

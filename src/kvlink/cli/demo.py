@@ -2,17 +2,21 @@
 
 from dataclasses import asdict
 from statistics import median
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
-from rich.table import Table
 
 from kvlink.cli import options, show
+
+if TYPE_CHECKING:
+    from kvlink.engine.usage import Answer
 
 
 def demo(
     model: options.Model = "demo",
     store: options.Store = None,
     dtype: options.Dtype = None,
+    budget: options.Budget = options.GIGABYTES,
     json: options.Json = None,
 ) -> None:
     """Encode twenty documents once, then answer questions by reuse and by full prefill, side by side.
@@ -24,7 +28,7 @@ def demo(
 
     console = show.out(json)
     documents, asked = corpus(), questions()
-    with show.open_engine(model, store, dtype) as engine:
+    with show.open_engine(model, store, dtype, budget) as engine:
         with show.bar() as progress:
             task = progress.add_task("encoding", total=len(documents), rate="")
             rows = engine.encode(documents, progress=lambda _: progress.advance(task))
@@ -41,27 +45,17 @@ def demo(
             for row in compare(engine, asked):
                 found.append(row)
                 progress.advance(task)
-    table = Table(title=f"{engine.model_info['name']}: the same ids, by reuse and in full", show_lines=True)
-    for name in ("question", "answer by reuse"):
-        table.add_column(name, ratio=3)
-    table.add_column("in full", ratio=2)
-    for name in ("TTFT reuse", "TTFT full", "off", "tokens reused", "computed"):
-        table.add_column(name, justify="right")
-    table.add_column("documents from")
-    for row in found:
+    for number, row in enumerate(found, start=1):
         usage = row.reused.usage
-        table.add_row(
-            row.question.question,
-            escape(row.reused.text.strip()),
-            escape(row.full.text.strip()),
-            f"{row.reused.timings.ttft_s:.2f} s",
-            f"{row.full.timings.ttft_s:.2f} s",
-            f"{row.reduction:.0%}",
-            f"{usage.cached_tokens:,}",
-            f"{usage.computed_tokens:,}",
-            show.sources(row.reused),
+        console.print(
+            f"\n[bold]{number}. {row.question.question}[/] [dim](right: {row.question.answer})[/]\n"
+            f"   reuse   [cyan]{row.reused.timings.ttft_s:6.2f} s[/]  {_line(row.reused)}\n"
+            f"   full    [yellow]{row.full.timings.ttft_s:6.2f} s[/]  {_line(row.full)}\n"
+            f"   [green]{row.reduction:.0%} off[/]; {usage.cached_tokens:,} tokens reused, "
+            f"{usage.computed_tokens:,} computed; documents from {show.sources(row.reused)}",
+            highlight=False,
         )
-    console.print(table)
+    console.print()
     both = ([(row, row.reused.text) for row in found], [(row, row.full.text) for row in found])
     same = sum(row.reused.text.strip() == row.full.text.strip() for row in found)
     right = [sum(row.question.answer.lower() in text.lower() for row, text in texts) for texts in both]
@@ -84,3 +78,8 @@ def demo(
         for row in found
     ]
     write_results(json, "demo", results, model=engine.model_info)
+
+
+def _line(answer: "Answer") -> str:
+    """Return an answer on one line, with nothing in it that rich would read as markup."""
+    return escape(" ".join(answer.text.split()))

@@ -19,6 +19,7 @@ def encode(
     model: options.Model = "demo",
     store: options.Store = None,
     dtype: options.Dtype = None,
+    budget: options.Budget = options.GIGABYTES,
     json: options.Json = None,
 ) -> None:
     """Encode every document of a folder into the store, once.
@@ -33,7 +34,7 @@ def encode(
     from kvlink.evaluation.results import write_results
 
     documents = read_corpus(folder)
-    with show.open_engine(model, store, dtype) as engine:
+    with show.open_engine(model, store, dtype, budget) as engine:
         counts: dict[str, int] = dict.fromkeys(("encoded", "disk", "skipped"), 0)
         tokens, start = 0, perf_counter()
         with show.bar() as progress:
@@ -48,6 +49,7 @@ def encode(
                     progress.print(f"[yellow]skipped[/] {escape(f'{row.name}: {row.reason}')}")
                 progress.update(task, advance=1, rate=f"{tokens / (perf_counter() - start):,.0f} tokens/s")
 
+            before = engine.store.stats().evictions
             rows = engine.encode(documents, progress=done)
         seconds = perf_counter() - start
         stats = engine.store.stats()
@@ -57,7 +59,21 @@ def encode(
             f"the store holds {show.size(stats.used_bytes)} of at most {show.size(stats.budget_bytes)}",
             highlight=False,
         )
-        results = [{"seconds": seconds, "tokens": tokens, **counts, "documents": [asdict(row) for row in rows]}]
+        if evicted := stats.evictions - before:
+            show.err.print(
+                f"[yellow]warning[/] the budget is too small: {evicted} objects, the least used, were dropped for new "
+                "ones. Raise --budget",
+                highlight=False,
+            )
+        results = [
+            {
+                "seconds": seconds,
+                "tokens": tokens,
+                "evicted": evicted,
+                **counts,
+                "documents": [row.to_json() for row in rows],
+            }
+        ]
         write_results(json, "encode", results, model=engine.model_info)
 
 
@@ -76,6 +92,7 @@ def ask(
     model: options.Model = "demo",
     store: options.Store = None,
     dtype: options.Dtype = None,
+    budget: options.Budget = options.GIGABYTES,
     json: options.Json = None,
 ) -> None:
     """Answer a question from documents, reusing what the store holds.
@@ -90,7 +107,7 @@ def ask(
     documents = read_corpus(docs) if docs else []
     if top is not None:
         documents = best_documents(documents, question, top=top)
-    with show.open_engine(model, store, dtype) as engine:
+    with show.open_engine(model, store, dtype, budget) as engine:
         stream = engine.stream(
             documents,
             question,
@@ -123,6 +140,7 @@ def plan(
     model: options.Model = "demo",
     store: options.Store = None,
     dtype: options.Dtype = None,
+    budget: options.Budget = options.GIGABYTES,
     json: options.Json = None,
 ) -> None:
     """Say what encoding a folder would cost, and from how many uses on it pays; nothing is kept.
@@ -136,7 +154,7 @@ def plan(
     from kvlink.evaluation.results import write_results
 
     documents = read_corpus(corpus)
-    with show.open_engine(model, store, dtype) as engine, show.waiting("measuring on a sample"):
+    with show.open_engine(model, store, dtype, budget) as engine, show.waiting("measuring on a sample"):
         made = make_plan(engine, documents)
     table = Table(title=f"{made.documents} documents in {escape(str(corpus))}", show_header=False)
     for name, value in (

@@ -2,9 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from kvlink.store.disk import DiskStore
+
+GIGABYTES = 20.0
+"""Default budget of a store on disk."""
 
 Model = Annotated[
     str,
@@ -15,6 +21,10 @@ Store = Annotated[
     typer.Option(
         "--store", envvar="KVLINK_STORE", help="Folder of the store.", show_default="in the user's cache folder"
     ),
+]
+Budget = Annotated[
+    float,
+    typer.Option("--budget", envvar="KVLINK_BUDGET", help="Gigabytes that the store may take on the disk."),
 ]
 Json = Annotated[
     Path | None,
@@ -32,6 +42,19 @@ def default_store() -> Path:
     """Return the store of a user who names none."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "kvlink" / "store"
+
+
+def secret() -> bytes | None:
+    """Return the secret that signs objects, or None."""
+    found = os.environ.get("KVLINK_SECRET")
+    return found.encode() if found else None
+
+
+def open_store(store: Path | None, budget: float) -> "DiskStore":
+    """Open a folder as a store, signed with the secret in KVLINK_SECRET if there is one."""
+    from kvlink.store.disk import DiskStore
+
+    return DiskStore(store or default_store(), budget_bytes=int(budget * 1e9), secret=secret())
 
 
 def dtype_named(name: str | None):

@@ -1,5 +1,7 @@
 """How the command line looks: progress on standard error, results on standard output, colours only for people."""
 
+import os
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,18 +18,25 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from kvlink.cli.options import default_store, dtype_named
+from kvlink.cli.options import dtype_named, open_store, secret
+from kvlink.core.errors import KVLinkWarning
 
 if TYPE_CHECKING:
     from kvlink.engine.engine import Engine
     from kvlink.engine.usage import Answer
 
-err = Console(stderr=True)
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that writes no escape codes at all under NO_COLOR, of which rich keeps some: so no bars, too."""
+    return Console(stderr=stderr, force_terminal=False if os.environ.get("NO_COLOR") else None)
+
+
+err = console(stderr=True)
 
 
 def out(json: Path | None = None) -> Console:
     """Return the console for tables: standard output, unless JSON goes there."""
-    return err if json is not None and str(json) == "-" else Console()
+    return err if json is not None and str(json) == "-" else console()
 
 
 def bar() -> Progress:
@@ -43,6 +52,7 @@ def bar() -> Progress:
         TimeRemainingColumn(),
         console=err,
         transient=True,
+        disable=not err.is_terminal,  # it would leave empty lines in a file
     )
 
 
@@ -50,22 +60,28 @@ def bar() -> Progress:
 def waiting(what: str) -> Generator[None]:
     """Show that something without a known length goes on."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         progress.add_task(what, total=None)
         yield
 
 
-def open_engine(model: str, store: Path | None, dtype: str | None = None) -> "Engine":
+def open_engine(model: str, store: Path | None, dtype: str | None, budget: float) -> "Engine":
     """Load a model and open the store, showing that it goes on."""
-    with waiting(f"loading {model}, proving that reuse is exact"):
+    with waiting(f"loading {model}, checking that its keys can be moved"):
         from kvlink.engine.engine import Engine
 
-        return Engine.from_pretrained(model, store=store or default_store(), dtype=dtype_named(dtype))
+        opened = open_store(store, budget)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", KVLinkWarning)
+            engine = Engine.from_pretrained(model, store=opened, dtype=dtype_named(dtype), secret=secret())
+    for warning in caught:
+        err.print(f"[yellow]warning[/] {warning.message}", highlight=False)
+    return engine
 
 
 def open_bench(model: str, dtype: str | None) -> "Engine":
     """Load a model for a benchmark: with a store in memory that nothing else sees."""
-    with waiting(f"loading {model}, proving that reuse is exact"):
+    with waiting(f"loading {model}, checking that its keys can be moved"):
         from kvlink.engine.engine import Engine
 
         return Engine.from_pretrained(model, dtype=dtype_named(dtype))
@@ -89,7 +105,7 @@ def usage_line(answer: "Answer") -> str:
     )
 
 
-def size(num_bytes: float) -> str:
+def size(num_bytes: int | float) -> str:
     """Return bytes as people read them."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(num_bytes) < 1000:

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look after a store on disk; no model is needed.", no_args_is_help=True)
 
 
-def _open(store: Path | None) -> "DiskStore":
-    from kvlink.store.disk import DiskStore
+def _open(store: Path | None, budget: float = options.GIGABYTES) -> "DiskStore":
 
     folder = store or options.default_store()
     if not folder.is_dir():
         raise typer.BadParameter(f"{folder} is no folder", param_hint="--store")
-    return DiskStore(folder)
+    return options.open_store(folder, budget)
 
 
 @app.command("ls")
@@ -77,13 +76,17 @@ def verify(store: options.Store = None, json: options.Json = None) -> None:
 
 
 @app.command("gc")
-def gc(store: options.Store = None, json: options.Json = None) -> None:
+def gc(store: options.Store = None, budget: options.Budget = options.GIGABYTES, json: options.Json = None) -> None:
     """Remove leftovers of interrupted writes, quarantined objects, and what exceeds the budget."""
     from dataclasses import asdict
 
     from kvlink.evaluation.results import write_results
 
-    with _open(store) as opened:
-        report = asdict(opened.gc())
-    show.out(json).print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report.items()))
-    write_results(json, "store gc", [report])
+    with _open(store, budget) as opened:
+        report = opened.gc()
+    show.out(json).print(
+        f"removed {report.num_litter} leftovers, {report.num_quarantined} quarantined, {report.num_evicted} over the "
+        f"budget, {report.num_folders} empty folders: {show.size(report.freed_bytes)} freed",
+        highlight=False,
+    )
+    write_results(json, "store gc", [asdict(report)])

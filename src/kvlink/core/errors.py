@@ -12,6 +12,8 @@
        |- StoreFull            a byte budget or the disk is exhausted
        |- StoreUnusable        unwritable, foreign, or of another format
 
+    KVLinkWarning (a UserWarning) says what was restricted or left out while the rest was carried out.
+
 A message says what was asked, what was found, and what to do.
 """
 

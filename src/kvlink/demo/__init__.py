@@ -69,10 +69,7 @@ def compare(engine: Engine, asked: Sequence[Question]) -> Iterator[Comparison]:
     def answer(question: Question, *, reuse: bool) -> Answer:
         documents = [by_name[name] for name in question.documents]
         text = f"{question.question} {INSTRUCTION}"
-        stream = engine.stream(documents, text, max_new_tokens=MAX_NEW_TOKENS, reuse=reuse)
-        for _ in stream:
-            pass
-        return stream.answer
+        return engine.generate(documents, text, max_new_tokens=MAX_NEW_TOKENS, reuse=reuse)
 
     for number, question in enumerate(asked):
         if number % 2:

@@ -1,6 +1,7 @@
 """Wires one process: a model that was proven exact, a tokenizer, a store, and the sink prefix between them."""
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
+from kvlink.core.errors import InputError, KVLinkWarning
 from kvlink.core.fingerprint import Identity
 from kvlink.engine.loader import Ids, Loader
 from kvlink.models import checkpoint
@@ -48,9 +50,13 @@ def build(
         if tokenizer is not None:
             loaded = replace(loaded, tokenizer=tokenizer)
     else:
+        if dtype is not None or device is not None:
+            raise InputError("a ready model keeps its dtype and device; cast and move it before handing it over")
         loaded = checkpoint.checkpoint_of(model, tokenizer=tokenizer)
     runner = Runner(loaded.model)
     report = require(runner, context=context)
+    if report.reason:
+        warnings.warn(report.reason, KVLinkWarning, stacklevel=3)
     ends = loaded.end_ids
     prompter = None if loaded.tokenizer is None else Prompter(tokenizer=loaded.tokenizer, end_ids=ends)
     kept = open_store(store, secret=secret)

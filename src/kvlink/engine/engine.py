@@ -186,7 +186,9 @@ class Engine:
                 if len(ids) > self.report.context:
                     done(index, _too_long(document.name, len(ids), self.report.context))
                 elif self.loader.has(ids):
-                    done(index, DocumentUsage(document.name, len(ids), "disk", "raw", "already in the store"))
+                    done(
+                        index, DocumentUsage(document.name, len(ids), self.store.source, "raw", "already in the store")
+                    )
                 else:
                     waiting.setdefault(ids, []).append(index)
             for loaded in self.loader.encode(waiting, must_keep=True):
@@ -205,6 +207,7 @@ class Engine:
         max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] = (),
         on_overflow: Overflow = "error",
+        reuse: bool = True,
     ) -> Answer:
         """Answer a question from documents, greedily.
 
@@ -216,6 +219,7 @@ class Engine:
             max_new_tokens: The answer's longest length.
             stop: Strings at which the answer ends; not part of it.
             on_overflow: What to do with more than the context holds: `error`, or `drop_last` documents.
+            reuse: False computes the very same ids in one causal forward, for comparison.
         """
         stream = self.stream(
             docs,
@@ -225,6 +229,7 @@ class Engine:
             max_new_tokens=max_new_tokens,
             stop=stop,
             on_overflow=on_overflow,
+            reuse=reuse,
         )
         for _ in stream:
             pass
@@ -242,11 +247,7 @@ class Engine:
         on_overflow: Overflow = "error",
         reuse: bool = True,
     ) -> Stream:
-        """Answer like `generate`, piece by piece: iterate for text, then read `.answer`.
-
-        Args:
-            reuse: False computes the very same ids in one causal forward, for comparison.
-        """
+        """Answer like `generate`, piece by piece: iterate for text, then read `.answer`."""
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; an answer has at least one token")
         start = perf_counter()
@@ -366,8 +367,7 @@ class Engine:
                 start = perf_counter()
                 cache, logits = self.assembler.prefill_plain(request.prompt, room=room, last=last)
                 self.runner.synchronize()
-                reason = "computed in full, as asked"
-                rows = tuple(replace(row, reason=row.reason or reason) for row in request.rows)
+                rows = _computed(request)
                 usage = Usage(request.prompt.num_tokens, 0, 0, 0, "exact", documents=rows)
                 prefilled = Prefilled(cache, logits, room, usage, replace(times, forward_s=perf_counter() - start))
         try:
@@ -408,6 +408,14 @@ class Engine:
 
 def _too_long(name: str, tokens: int, context: int) -> DocumentUsage:
     return DocumentUsage(name, tokens, "skipped", reason=f"{tokens - context} tokens longer than the context")
+
+
+def _computed(request: Request) -> tuple[DocumentUsage, ...]:
+    """Say of each document in the prompt that it was part of one full forward."""
+    rows = list(request.rows)
+    for index in request.kept:
+        rows[index] = replace(rows[index], source="computed", reason="computed in full, as asked")
+    return tuple(rows)
 
 
 def _rows(request: Request, loaded: Sequence[Loaded]) -> tuple[DocumentUsage, ...]:

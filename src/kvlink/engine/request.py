@@ -103,10 +103,13 @@ def build_request(
         tags = tuple(prompter.label_ids(number) for number in range(1, len(kept) + 1)) if labels else ()
         return Prompt(system_ids, tuple((ids,) for _, ids in kept), tail, tags)
 
-    def over() -> int:
-        return len(prompt().layout(num_links=num_links)) + room - context
-
-    while (excess := over()) > 0:
+    layout = prompt().layout(num_links=num_links)
+    sizes = [0] * len(kept)
+    for span in layout.spans:
+        if span.document is not None:
+            sizes[span.document] += len(span)
+    excess = len(layout) + room - context
+    while excess > 0:
         if on_overflow == "error" or not kept:
             raise ContextOverflow(
                 f"the prompt has {len(kept)} documents of {sum(len(ids) for _, ids in kept)} tokens, "
@@ -119,4 +122,5 @@ def build_request(
         index, ids = kept.pop()
         rows[index] = DocumentUsage(rows[index].name, len(ids), "dropped", reason=f"{excess} tokens over the context")
         warnings.append(f"{rows[index].name} was dropped: the prompt was {excess} tokens over the context of {context}")
+        excess -= sizes.pop()
     return Request(prompt(), tuple(rows), tuple(index for index, _ in kept), tuple(warnings))

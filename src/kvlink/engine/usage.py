@@ -1,9 +1,9 @@
 """What a request cost and where each document came from: plain values that every surface shows alike."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Source = Literal["device", "host", "disk", "remote", "encoded", "skipped", "dropped"]
+Source = Literal["device", "host", "disk", "remote", "encoded", "computed", "skipped", "dropped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,8 @@ class DocumentUsage:
     Attributes:
         name: Its name, or `document N`.
         tokens: Its tokens, without label and links.
-        source: Where its entry came from; `encoded` if it was computed now, `skipped` or `dropped` if left out.
+        source: Where its entry came from; `encoded` if it was computed now and kept, `computed` if it was part of one
+            full forward, `skipped` or `dropped` if it was left out.
         codec: Codec of the stored object that was read, or None.
         reason: Why it was computed or left out; empty for a hit.
     """
@@ -23,6 +24,11 @@ class DocumentUsage:
     source: Source
     codec: str | None = None
     reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as it stands in every result; its name is called `id` there."""
+        fields = asdict(self)
+        return {"id": fields.pop("name"), **fields}
 
 
 @dataclass(frozen=True, slots=True)

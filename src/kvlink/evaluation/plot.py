@@ -8,6 +8,8 @@ from kvlink.core.errors import InputError
 
 COLOURS = {"full": "#6b7280", "cold": "#d97706", "host": "#0891b2", "warm": "#4f46e5"}
 
+PALETTE = ("#4f46e5", "#d97706", "#0891b2", "#be185d", "#65a30d", "#7c3aed", "#475569")
+
 
 def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
     """Draw time to first token over the prompt's length, with the largest K that was measured.
@@ -15,16 +17,8 @@ def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> N
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        import matplotlib as mpl
-
-        mpl.use("Agg")
-        from matplotlib import pyplot as plt
-    except ImportError as error:
-        raise InputError("plots need matplotlib: pip install 'kvlink[plot]'") from error
-
+    plt = _pyplot()
     links = max(row["links"] for row in rows)
-    mpl.rcParams["svg.hashsalt"] = "kvlink"
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     for arm in ("full", "cold", "host", "warm"):
         chosen = [
@@ -53,10 +47,59 @@ def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> N
     axes.set_xlabel("tokens in 10 documents" if rows[0]["documents"] == 10 else "tokens in documents")
     axes.set_ylabel("time to first token, seconds")
     axes.set_title(f"{title}, {links} link tokens behind each document", fontsize=10)
-    axes.grid(visible=True, which="both", alpha=0.2)
     axes.legend(frameon=False, fontsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    _save(plt, figure, [axes], path)
+
+
+def plot_quality(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
+    """Draw, for each task, how far each method is from full attention: KL, and NLL of the right answer.
+
+    Raises:
+        InputError: matplotlib is not installed, or the file cannot be written.
+    """
+    plt = _pyplot()
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    methods = [name for name in dict.fromkeys(row["method"] for row in rows) if name != "full"]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 0.7 * len(tasks) + 1.8), sharey=True, layout="constrained")
+    height = 0.8 / max(1, len(methods))
+    by_pair = {(row["task"], row["method"]): row for row in rows if row["kl"] is not None}
+    for number, method in enumerate(methods):
+        colour = PALETTE[number % len(PALETTE)]
+        chosen = [(at, by_pair[task, method]) for at, task in enumerate(tasks) if (task, method) in by_pair]
+        places = [at + (number - (len(methods) - 1) / 2) * height for at, _ in chosen]
+        left.barh(places, [row["kl"] for _, row in chosen], height * 0.9, color=colour, label=method)
+        paired = [(place, row["against_full"]["nll"]) for place, (_, row) in zip(places, chosen, strict=True)]
+        for place, nll in paired:
+            right.plot([nll["low"], nll["high"]], [place, place], color=colour, linewidth=2)
+            right.plot(nll["difference"], place, "o", color=colour, markersize=4)
+    left.set_yticks(range(len(tasks)), tasks)
+    left.invert_yaxis()
+    left.set_xlabel("KL to full attention, nats per token (less is better)")
+    right.set_xlabel("NLL of the right answer, difference from full (95 % interval)")
+    right.axvline(0, color="#6b7280", linewidth=1)
+    figure.suptitle(f"{title}: teacher-forced, the same rows and ids", fontsize=10)
+    left.legend(frameon=False, fontsize=8, loc="lower right")
+    _save(plt, figure, [left, right], path)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        from matplotlib import pyplot as plt
+    except ImportError as error:
+        raise InputError("plots need matplotlib: pip install 'kvlink[plot]'") from error
+    mpl.rcParams["svg.hashsalt"] = "kvlink"
+    return plt
+
+
+def _save(plt: Any, figure: Any, axes: Sequence[Any], path: Path) -> None:
+    for one in axes:
+        one.grid(visible=True, which="both", alpha=0.2)
+        one.set_axisbelow(True)
+        for side in ("top", "right"):
+            one.spines[side].set_visible(False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -97,8 +97,8 @@ class Assembler:
             )[0]
 
     def prefill_plain(
-        self, prompt: Prompt, *, room: int = 0, last: bool = True
-    ) -> tuple[SlotCache, Float[Tensor, "1 vocab"]]:
+        self, prompt: Prompt, *, room: int = 0, last: bool = True, logits_to_keep: int = 1
+    ) -> tuple[SlotCache, Float[Tensor, "kept vocab"]]:
         """Compute a prompt in full, by the model's own causal forward: no reuse, the same bits as the base model.
 
         Args:
@@ -111,7 +111,10 @@ class Assembler:
         cache.announce(slice(0, len(ids)), length=len(ids))
         positions = torch.arange(len(ids), device=self.runner.device)[None]
         with torch.inference_mode():
-            return cache, self.runner.forward(cache=cache, input_ids=ids[None], position_ids=positions)[0]
+            logits = self.runner.forward(
+                cache=cache, input_ids=ids[None], position_ids=positions, logits_to_keep=logits_to_keep
+            )
+        return cache, logits[0]
 
     def embed(self, ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows hidden"]:
         """Return input embeddings; ids below zero stand for link tokens of level `-1 - id`, in their order."""

@@ -88,7 +88,7 @@ def load(
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device {str(device)!r} was asked for, but torch finds no GPU: leave it out, or say cpu")
     precision = _dtype(dtype, place)
-    source = _locate(name)
+    source, shown = _locate(name)
     options: dict[str, Any] = {} if revision is None else {"revision": revision}
     try:
         config: Any = AutoConfig.from_pretrained(source, **options)
@@ -107,7 +107,7 @@ def load(
             f"model {name!r} lacks {len(missing)} weights ({missing[0]} first), which would be random: get all of it"
         )
     tokenizer = _tokenizer(source, revision=revision)
-    return checkpoint_of(network.to(place), tokenizer=tokenizer, name=DEMO_NAME if name == "demo" else name)
+    return checkpoint_of(network.to(place), tokenizer=tokenizer, name=shown)
 
 
 def checkpoint_of(
@@ -160,21 +160,24 @@ def _dtype(dtype: torch.dtype | str | None, place: torch.device) -> torch.dtype:
     return found
 
 
-def _locate(name: str) -> str:
-    """Return a folder or a hub name for what the user wrote; a GGUF file becomes the folder of its conversion."""
+def _locate(name: str) -> tuple[str, str]:
+    """Return a folder or a hub name for what the user wrote, and what reports call it.
+
+    A GGUF file becomes the folder of its conversion and keeps its name, which tells how it is quantised.
+    """
     if name == "demo":
         spec = importlib.util.find_spec(DEMO_PACKAGE)  # never imported: it would ask for llama.cpp
         folders = (spec.submodule_search_locations if spec else None) or ()
         files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-        return str(converted(files[0])) if files else DEMO_NAME
+        return (str(converted(files[0])), files[0].name) if files else (DEMO_NAME, DEMO_NAME)
     path = Path(name).expanduser()
     if path.is_dir():
-        return str(path)
+        return str(path), name
     if path.suffix == ".gguf":
-        return str(converted(path))
+        return str(converted(path)), path.name
     if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2:
         raise ModelError(f"model {name!r} was asked for; there is no such folder: check the path")
-    return name
+    return name, name
 
 
 def _tokenizer(source: str, *, revision: str | None) -> PreTrainedTokenizerBase | None:

@@ -128,6 +128,10 @@ def probe(runner: Runner, *, context: int | None = None, longest: int = 4608) ->
         )
         return ProbeReport(False, reason, key_error=error, value_error=values, far_error=far, rope=rope)
     logits = _logits(runner, longest=min(longest, accepted // 2))
+    if logits["window_crossed"] is False:
+        sizes = sorted({window.size for window in runner.windows if window.size})
+        more = f"no text longer than the sliding window of {sizes[-1]} was tried; `kvlink probe` tries longer ones"
+        note = f"{note}; {more}" if note else more
     report = ProbeReport(
         supported=True,
         reason=note,

@@ -151,6 +151,12 @@ class Prompter:
             return self._encode(f"\nQuestion: {question}\nAnswer:")
         return (*self._encode(question), *self._literals(system=False).tail)
 
+    def answer_ids(self, text: str) -> tuple[int, ...]:
+        """Return the ids of an answer as the model would write it: the text, then the end of the turn, if any."""
+        ends = self._end_of_turn() or self.end_ids
+        text = clean(text) if self._template is not None else f" {clean(text)}"
+        return (*self._encode(text), *ends[:1])
+
     def sink_ids(self, kind: Sink) -> tuple[int, ...]:
         """Return the ids that stand before a document while it is encoded alone; the same on every day.
 

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from kvlink.core.fingerprint import is_fingerprint
 from kvlink.store.codec import BytesLike, StoredObject, codec_named
@@ -84,6 +84,9 @@ class Store(ABC):
     Names must be fingerprints and codecs known ones; all methods raise ValueError for others. Methods raise
     StoreUnusable when the place itself cannot be read or written.
     """
+
+    source: ClassVar[Source]
+    """What its leases name as their source."""
 
     @abstractmethod
     def get(self, name: str, accept: Sequence[str]) -> Lease | None:

@@ -82,6 +82,8 @@ class DiskStore(Store):
     they can take the folder over it; while an object is overwritten, its old bytes are not counted.
     """
 
+    source = "disk"
+
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -99,8 +101,8 @@ class DiskStore(Store):
             clock: Seconds since the epoch. May be set back: no age is ever negative.
 
         Raises:
-            StoreUnusable: The folder is not a store's, is of another format, is signed with another secret, or cannot be
-                made or read.
+            StoreUnusable: The folder is not a store's, is of another format, was begun with another secret, or cannot
+                be made or read.
         """
         self._folder = Folder(root, signature=signature_of(secret))
         self._budget_bytes = budget_bytes
@@ -138,7 +140,7 @@ class DiskStore(Store):
                 continue
             self._touch(path, mtime)
             self._count("hits")
-            return Lease(object=found, source="disk")
+            return Lease(object=found, source=self.source)
         self._count("misses")
         return None
 

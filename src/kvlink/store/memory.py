@@ -32,6 +32,8 @@ class MemoryStore(Store):
     The budget is hard: it counts leased objects, also those that were deleted under their readers.
     """
 
+    source = "host"
+
     def __init__(
         self, *, budget_bytes: int, secret: bytes | None = None, clock: Callable[[], float] = time.time
     ) -> None:
@@ -67,7 +69,7 @@ class MemoryStore(Store):
                     self._quarantine((name, codec), slot)
                     continue
                 self._count("hits")
-                return Lease(object=found, source="host", ending=ending.pop_all())
+                return Lease(object=found, source=self.source, ending=ending.pop_all())
         self._count("misses")
         return None
 

@@ -1,0 +1,110 @@
+"""`store ls`, `verify` and `gc`: what a folder holds, whether it is sound, and what can go."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def store(run: Run, model: str, corpus: Path, tmp_path: Path) -> Path:
+    """A store of three objects."""
+    run("encode", corpus, "-m", model, "--store", tmp_path / "store")
+    return tmp_path / "store"
+
+
+def objects(store: Path) -> list[Path]:
+    return sorted((store / "objects").rglob("*.safetensors"))
+
+
+def damage(store: Path) -> Path:
+    """Flip the last bit of one object."""
+    file = objects(store)[0]
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    return file
+
+
+def rows_of(result: Any, command: str) -> list[dict[str, Any]]:
+    found = json.loads(result.stdout)
+    assert (found["schema"], found["command"], found["model"]) == (1, command, None)
+    return found["results"]
+
+
+def test_ls_lists_every_object(run: Run, store: Path) -> None:
+    result = run("store", "ls", "--store", store)
+    assert "3 objects" in result.stdout
+    assert all(file.name[:16] in result.stdout for file in objects(store))
+
+
+def test_ls_writes_whole_names_and_sizes(run: Run, store: Path) -> None:
+    rows = rows_of(run("store", "ls", "--store", store, "--json", "-"), "store ls")
+    assert {row["name"]: row["bytes"] for row in rows} == {
+        file.name.split(".")[0]: file.stat().st_size for file in objects(store)
+    }
+    assert {row["codec"] for row in rows} == {"raw"}
+
+
+def test_verify_of_a_sound_store_exits_with_0(run: Run, store: Path) -> None:
+    result = run("store", "verify", "--store", store)
+    assert (result.exit_code, "3 objects read, 0 damaged" in result.stdout) == (0, True)
+
+
+def test_verify_of_a_damaged_store_exits_with_1_and_names_the_object(run: Run, store: Path) -> None:
+    name = damage(store).name.split(".")[0]
+    result = run("store", "verify", "--store", store)
+    assert result.exit_code == 1
+    assert f"damaged {name} raw: " in result.stdout
+    assert "3 objects read, 1 damaged" in result.stdout
+
+
+def test_verify_writes_a_verdict_for_each_object(run: Run, store: Path) -> None:
+    name = damage(store).name.split(".")[0]
+    result = run("store", "verify", "--store", store, "--json", "-")
+    verdicts = {row["name"]: row["error"] for row in rows_of(result, "store verify")}
+    assert result.exit_code == 1
+    assert [key for key, error in verdicts.items() if error] == [name]
+
+
+def test_verify_names_files_that_are_no_objects(run: Run, store: Path) -> None:
+    (store / "objects" / "[").mkdir()
+    (store / "objects" / "[" / "b].safetensors").write_text("")
+    result = run("store", "verify", "--store", store)
+    assert (result.exit_code, "1 damaged" in result.stdout) == (1, True)
+
+
+def test_verify_moves_nothing(run: Run, store: Path) -> None:
+    damage(store)
+    before = {file: file.read_bytes() for file in objects(store)}
+    run("store", "verify", "--store", store)
+    assert {file: file.read_bytes() for file in objects(store)} == before
+
+
+def test_gc_of_a_sound_store_removes_nothing(run: Run, store: Path) -> None:
+    (report,) = rows_of(run("store", "gc", "--store", store, "--json", "-"), "store gc")
+    assert set(report.values()) == {0}
+    assert len(objects(store)) == 3
+
+
+def test_gc_removes_what_was_set_aside(run: Run, store: Path, model: str, corpus: Path) -> None:
+    size = damage(store).stat().st_size
+    run("ask", "When?", "--docs", corpus, "-m", model, "--store", store, "-n", 1)
+    result = run("store", "gc", "--store", store)
+    assert "1 quarantined" in result.stdout
+    assert f"{size / 1000:.1f} kB freed" in result.stdout
+    assert len(objects(store)) == 3
+
+
+def test_a_store_may_be_named_by_the_environment(run: Run, store: Path) -> None:
+    assert "3 objects" in run("store", "ls", KVLINK_STORE=str(store)).stdout
+
+
+def test_a_folder_that_is_not_there_is_a_usage_error_and_is_not_made(run: Run, tmp_path: Path) -> None:
+    result = run("store", "ls", "--store", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert "is no folder" in result.stderr
+    assert not (tmp_path / "nowhere").exists()
