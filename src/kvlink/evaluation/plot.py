@@ -44,6 +44,11 @@ def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> N
                 offset = (0, 8) if arm == "full" else (0, -14)
                 axes.annotate(text, (length, median), offset, textcoords="offset points", ha="center", fontsize=8)
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low * 0.8, high * 1.25)
+    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low * 0.8 <= tick <= high * 1.25]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    axes.yaxis.set_minor_formatter(plt.NullFormatter())
     axes.set_xlabel("tokens in 10 documents" if rows[0]["documents"] == 10 else "tokens in documents")
     axes.set_ylabel("time to first token, seconds")
     axes.set_title(f"{title}, {links} link tokens behind each document", fontsize=10)
