@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import typer
 
-from kvlink.cli import bench, demo, documents, model, store
+from kvlink.cli import bench, demo, documents, evaluate, model, store
 from kvlink.core.errors import KVLinkError
 
 INTERRUPTED = 130
@@ -20,12 +20,14 @@ app = typer.Typer(
     help="Compute each document's keys and values once; reuse them in any prompt, in any order, at any place.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None if os.environ.get("NO_COLOR") else "rich",  # rich would keep bold
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(documents.encode)
 app.command()(documents.ask)
 app.command()(documents.plan)
 app.command()(model.probe)
+app.command()(evaluate.evaluate)
 app.command()(demo.demo)
 app.add_typer(store.app, name="store")
 app.add_typer(bench.app, name="bench")

@@ -24,6 +24,7 @@ def write_results(
     *,
     model: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a result file; `-` is standard output, None writes nothing.
 
@@ -39,6 +40,7 @@ def write_results(
         "versions": versions(),
         "model": dict(model) if model else None,
         "seed": seed,
+        **({"settings": dict(settings)} if settings else {}),
         "results": list(results),
     }
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,118 @@
+"""One row as all methods see it: the same ids, entries that are encoded once per sink prefix and shared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from kvlink.core.entry import CacheEntry
+from kvlink.core.layout import Prompt
+from kvlink.engine.loader import batches
+from kvlink.models.assembler import Assembler
+from kvlink.models.cache import Prefix, SlotCache
+from kvlink.models.prompt import Prompter
+from kvlink.models.runner import Runner
+from kvlink.training.data import Row
+
+Ids = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Bench:
+    """What all rows of a run share: a model without link tokens, its prompts, its sink prefixes.
+
+    Attributes:
+        context: Positions that the model accepts.
+        assembler: The base model, K = 0.
+        prefixes: Keys and values of sink prefixes and of S, by their ids.
+    """
+
+    runner: Runner
+    prompter: Prompter
+    context: int
+    assembler: Assembler = field(init=False)
+    prefixes: dict[Ids, Prefix | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.assembler = Assembler(self.runner)
+
+    def prefix(self, ids: Ids) -> Prefix | None:
+        """Return keys and values of a prompt's first ids, computed once."""
+        if ids not in self.prefixes:
+            self.prefixes[ids] = self.runner.prefix(ids)
+        return self.prefixes[ids]
+
+    def release(self, cache: SlotCache | None) -> None:
+        """Take back a buffer that nobody reads any more."""
+        if cache is not None:
+            self.assembler.release(cache)
+
+    def sink_ids(self, kind: str) -> Ids:
+        """Return the ids of a sink prefix; `kind` is header, bos or none."""
+        return self.prompter.sink_ids(kind)  # pyright: ignore[reportArgumentType] (an unknown kind is its error)
+
+
+class Case:
+    """A row's ids and entries.
+
+    Attributes:
+        prompt: The ids of S, the documents and T.
+        scored: Ids of the first right answer and the end of the turn; empty without an answer.
+        dropped: Documents that were left out to keep to a limit.
+        tokenise_s: Seconds it took to get the ids.
+    """
+
+    def __init__(
+        self, bench: Bench, row: Row, *, max_documents: int | None = None, max_tokens: int | None = None
+    ) -> None:
+        start = perf_counter()
+        self.bench = bench
+        self.row = row
+        prompter = bench.prompter
+        system, tail = prompter.system_ids(row.system), prompter.tail_ids(row.text)
+        self.scored: Ids = prompter.answer_ids(row.answers[0]) if row.answers else ()
+        documents = [(at, prompter.document_ids(d)) for at, d in enumerate(row.documents) if not d.is_blank]
+        most = bench.context if max_tokens is None else min(max_tokens, bench.context)
+        room = most - len(system) - len(tail) - len(self.scored)
+        kept = within(documents, gold=row.gold or (), most=max_documents, room=room)
+        self.dropped = len(documents) - len(kept)
+        self.prompt = Prompt(system, tuple((ids,) for _, ids in kept), tail)
+        self.tokenise_s = perf_counter() - start
+        self._entries: dict[Ids, list[CacheEntry]] = {}
+
+    def entries(self, sink: Ids) -> list[CacheEntry]:
+        """Return one entry per document, encoded behind a sink prefix; once per row and prefix."""
+        if sink not in self._entries:
+            made: dict[Ids, CacheEntry] = {}
+            prefix = self.bench.prefix(sink)
+            for batch in batches(dict.fromkeys(self.prompt.segments)):
+                made |= {entry.token_ids: entry for entry in self.bench.runner.encode(batch, prefix=prefix)}
+            self._entries[sink] = [made[ids] for ids in self.prompt.segments]
+        return self._entries[sink]
+
+    def with_tail(self, tail: Ids) -> Prompt:
+        """Return the prompt with another T: its own and what has been generated, or is scored, behind it."""
+        return Prompt(self.prompt.system, self.prompt.documents, tail)
+
+
+def within(
+    documents: Sequence[tuple[int, Ids]], *, gold: Sequence[int], most: int | None, room: int
+) -> list[tuple[int, Ids]]:
+    """Leave out documents from the back, never gold ones, until both limits hold or only gold ones are left.
+
+    Args:
+        documents: Position in the row and ids.
+        gold: Positions that stay.
+        most: Number of documents.
+        room: Tokens of all documents together.
+    """
+    kept = list(documents)
+
+    def over() -> bool:
+        return (most is not None and len(kept) > most) or sum(len(ids) for _, ids in kept) > room
+
+    for document in reversed(documents):
+        if not over():
+            break
+        if document[0] not in gold:
+            kept.remove(document)
+    return kept
