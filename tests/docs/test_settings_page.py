@@ -7,7 +7,7 @@ from pages import DOCS, ROOT
 import kvlink
 from kvlink.cli import documents, options
 from kvlink.demo import corpus, questions
-from kvlink.engine import engine, loader
+from kvlink.engine import engine, loader, prefiller
 from kvlink.store import disk
 
 PAGE = DOCS / "reference" / "settings.md"
@@ -40,7 +40,7 @@ def test_budgets_and_constants_are_those_of_the_code() -> None:
     text = PAGE.read_text("utf-8")
     assert default(kvlink.DiskStore.__init__, "budget_bytes") == 20 * 2**30
     assert "20 GiB" in text
-    assert f"{engine.KNOWN_SYSTEMS} system prompts" in text
+    assert f"{prefiller.KNOWN_SYSTEMS} system prompts" in text
     assert f"{loader.BATCH_TOKENS:,} tokens" in text
     assert f"{disk._TOUCH_S:.0f} s" in text
     assert f"{disk._SCAN_S:.0f} s" in text

@@ -7,7 +7,7 @@ import pytest
 from engines import NEW, QUESTION, TEXTS, engine_of, prompt_of, read, with_links
 
 from kvlink import Document, Engine
-from kvlink.engine.engine import KNOWN_SYSTEMS
+from kvlink.engine.prefiller import KNOWN_SYSTEMS
 from kvlink.engine.usage import Answer, DocumentUsage, Usage
 
 

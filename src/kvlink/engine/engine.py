@@ -5,27 +5,22 @@
 One thread runs the model at a time. Without documents a prompt is one plain causal forward of the base model.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from time import perf_counter
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from kvlink.core.errors import InputError, TextUnavailable
 from kvlink.engine.build import SinkKind, build
-from kvlink.engine.loader import Ids, Loaded, Loader, LoadTimes
+from kvlink.engine.loader import Ids, Loader
+from kvlink.engine.prefiller import Prefiller
 from kvlink.engine.request import DocumentLike, Overflow, Request, as_documents, build_request
-from kvlink.engine.stream import Prefilled, Stream
+from kvlink.engine.stream import Stream
 from kvlink.engine.usage import Answer, DocumentUsage, Timings, Usage
 from kvlink.models.assembler import Assembler
-from kvlink.models.cache import Prefix, SlotCache
 from kvlink.models.links import LinkTokens
 from kvlink.models.probe import ProbeReport
 from kvlink.models.prompt import Prompter
@@ -34,9 +29,6 @@ from kvlink.store.base import Store
 
 MAX_NEW_TOKENS = 128
 """Tokens of an answer where the caller does not say."""
-
-KNOWN_SYSTEMS = 16
-"""Different S whose keys and values are kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,8 +67,7 @@ class Engine:
         self.assembler = Assembler(runner, links=links)
         self._prompter = prompter
         self._end_ids = frozenset(end_ids)
-        self._systems: OrderedDict[Ids, Prefix] = OrderedDict()
-        self._lock = Lock()
+        self._prefiller = Prefiller(assembler=self.assembler, loader=loader)
 
     @classmethod
     def from_pretrained(
@@ -172,7 +163,7 @@ class Engine:
             if progress:
                 progress(row)
 
-        with self._lock:
+        with self._prefiller.lock:
             for index, document in enumerate(as_documents(docs)):
                 names.append(document.name)
                 if document.is_blank:
@@ -254,8 +245,8 @@ class Engine:
         request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
         times = Timings(tokenise_s=perf_counter() - start)
         return Stream(
-            self._prefilled(request, room=max_new_tokens, labels=labels, reuse=reuse, times=times),
-            decode=self._decode,
+            self._prefiller.prefilled(request, room=max_new_tokens, labels=labels, reuse=reuse, times=times),
+            decode=self._prefiller.decode,
             to_text=self.prompter.decode,
             end_ids=self._end_ids,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -279,7 +270,7 @@ class Engine:
             max_new_tokens: Positions to leave free in the context; generate is told its own number.
         """
         request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
-        with self._prefilled(request, room=0, labels=labels, last=False) as prefilled:
+        with self._prefiller.prefilled(request, room=0, labels=labels, last=False) as prefilled:
             stock, last = self.assembler.hand_over(prefilled.cache), prefilled.cache.length
         device = self.runner.device
         inputs = {
@@ -292,7 +283,7 @@ class Engine:
 
     def forget_systems(self) -> None:
         """Forget keys and values of S; they are computed again when they are needed."""
-        self._systems.clear()
+        self._prefiller.forget_systems()
 
     def close(self) -> None:
         """Close the store."""
@@ -325,102 +316,6 @@ class Engine:
             on_overflow=on_overflow,
         )
 
-    def _system(self, ids: Ids) -> tuple[Prefix, bool]:
-        """Return keys and values of S, and whether they were known."""
-        known = ids in self._systems
-        if not known:
-            prefix = self.runner.prefix(ids)
-            assert prefix is not None, "S is never empty"
-            self._systems[ids] = prefix
-            if len(self._systems) > KNOWN_SYSTEMS:
-                self._systems.popitem(last=False)
-        self._systems.move_to_end(ids)
-        return self._systems[ids], known
-
-    def _decode(self, cache: SlotCache, token: int) -> Float[Tensor, " vocab"]:
-        with self._lock:
-            return self.runner.decode(cache, token)
-
-    @contextmanager
-    def _prefilled(
-        self,
-        request: Request,
-        *,
-        room: int,
-        labels: bool,
-        last: bool = True,
-        reuse: bool = True,
-        times: Timings = Timings(),  # noqa: B008 (frozen)
-    ) -> Generator[Prefilled]:
-        """Compute a prompt and hold its buffer while the block lasts.
-
-        Args:
-            room: Rows for the answer.
-            last: False leaves the prompt's last token to be computed by whoever continues.
-            reuse: False computes everything in one causal forward.
-            times: What was spent before.
-        """
-        with self._lock, torch.inference_mode(mode=False):  # the buffer outlives the mode that a caller may be in
-            if request.prompt.documents and reuse:
-                prefilled = self._reuse(request, room=room, last=last, times=times)
-            else:
-                start = perf_counter()
-                cache, logits = self.assembler.prefill_plain(request.prompt, room=room, last=last)
-                self.runner.synchronize()
-                rows = _computed(request)
-                usage = Usage(request.prompt.num_tokens, 0, 0, 0, "exact", documents=rows)
-                prefilled = Prefilled(cache, logits, room, usage, replace(times, forward_s=perf_counter() - start))
-        try:
-            yield replace(prefilled, usage=replace(prefilled.usage, labels=labels))
-        finally:
-            self.assembler.release(prefilled.cache)
-
-    def _reuse(self, request: Request, *, room: int, last: bool, times: Timings) -> Prefilled:
-        """Lay documents out from their entries and compute the rest."""
-        prompt, runner = request.prompt, self.runner
-        layout = prompt.layout(num_links=self.num_links)
-        spent = LoadTimes()
-        with self.loader.load(prompt.segments, spent) as loaded:
-            start = perf_counter()
-            prefix, known = self._system(prompt.system)
-            runner.synchronize()
-            system_s = perf_counter() - start
-            start = perf_counter()
-            entries = [segment.entry for segment in loaded]
-            cache = self.assembler.assemble(layout, prefix=prefix, entries=entries, room=room)
-            runner.synchronize()
-            rotate_s = perf_counter() - start
-            rows = _rows(request, loaded)
-        start = perf_counter()
-        logits = self.assembler.prefill(cache, prompt, layout, upto=None if last else len(layout) - 1)
-        runner.synchronize()
-        times = replace(
-            times,
-            load_s=spent.load_s,
-            encode_s=spent.encode_s,
-            rotate_s=rotate_s,
-            forward_s=system_s + perf_counter() - start,
-        )
-        cached = sum(row.tokens for row in rows if row.codec) + known * len(prompt.system)
-        usage = Usage(prompt.num_tokens, cached, layout.num_link_tokens, 0, "documents", documents=rows)
-        return Prefilled(cache, logits, room, usage, times)
-
 
 def _too_long(name: str, tokens: int, context: int) -> DocumentUsage:
     return DocumentUsage(name, tokens, "skipped", reason=f"{tokens - context} tokens longer than the context")
-
-
-def _computed(request: Request) -> tuple[DocumentUsage, ...]:
-    """Say of each document in the prompt that it was part of one full forward."""
-    rows = list(request.rows)
-    for index in request.kept:
-        rows[index] = replace(rows[index], source="computed", reason="computed in full, as asked")
-    return tuple(rows)
-
-
-def _rows(request: Request, loaded: Sequence[Loaded]) -> tuple[DocumentUsage, ...]:
-    """Fill in where each document came from."""
-    rows = list(request.rows)
-    for index, segment in zip(request.kept, loaded, strict=True):
-        rows[index] = replace(rows[index], source=segment.source, codec=segment.codec, reason=segment.reason)
-    return tuple(rows)

@@ -206,8 +206,9 @@ def _filling(draw: random.Random, words: int) -> str:
     verbs = ("settles over", "crosses", "follows", "slows down", "brightens", "leaves")
     objects = ("the upper meadow", "the stone bridge", "the long ridge", "the empty yard", "the narrow gorge")
     sentences: list[str] = []
-    while sum(map(len, map(str.split, sentences))) < words:
+    while words > 0:
         sentences.append(f"{draw.choice(subjects)} {draw.choice(verbs)} {draw.choice(objects)}.")
+        words -= len(sentences[-1].split())
     return " ".join([*sentences, "So it goes."])
 
 

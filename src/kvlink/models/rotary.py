@@ -218,7 +218,8 @@ class Rotary:
         for run, table in zip(self.runs, tables, strict=True):
             source, target = keys[run.start : run.stop], out[run.start : run.stop]
             dim = run.rotary_dim
-            target[..., dim:] = source[..., dim:]
+            if dim < source.shape[-1]:
+                target[..., dim:] = source[..., dim:]
             if run.function is None or table is None:
                 continue
             if run.halves:
