@@ -19,7 +19,7 @@ def drawn_tree() -> dict[str, str | None]:
     """Return for each drawn class the one that it hangs from."""
     parents: dict[str, str | None] = {}
     above: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
+    for line in (errors.__doc__ or "").partition("KVLinkWarning")[0].splitlines():
         if found := re.match(r"^    (?P<branches>(?:\|  |   )*(?:\|- )?)(?P<name>KVLinkError|[A-Z]\w+)\b", line):
             depth = len(found["branches"]) // 3
             above[depth:] = [found["name"]]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -75,9 +76,10 @@ class Call:
 
 @dataclass(slots=True)
 class Watch:
-    """What was seen since the last layer wrote its keys."""
+    """What one thread's forward did since its last layer wrote its keys."""
 
     pending: Call | None = None
+    _thread: int = field(default_factory=get_ident)
     _tables: list[tuple[Tensor, TableSource]] = field(default_factory=list)
 
     def take(self) -> Call | None:
@@ -87,6 +89,8 @@ class Watch:
 
     def saw_table(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Forward hook of rotary modules."""
+        if get_ident() != self._thread:
+            return
         arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         self._tables.append((output[0], TableSource.seen(module, arguments)))
 
@@ -94,8 +98,9 @@ class Watch:
         """Return `function` with its key argument noted on each call."""
 
         def watched(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
-            source = next((s for table, s in reversed(self._tables) if table is cos), None)
-            self.pending = Call(k, function, options, source)
+            if get_ident() == self._thread:  # other models of the family may run in other threads
+                source = next((s for table, s in reversed(self._tables) if table is cos), None)
+                self.pending = Call(k, function, options, source)
             return function(q, k, cos, sin, *args, **options)
 
         return watched
@@ -110,10 +115,18 @@ def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def watching(model: nn.Module) -> Generator[Watch]:
-    """Watch the rotary functions and tables of a model while its forward runs in this block.
+    """Watch the rotary functions and tables of a model while its forward runs in this block, in this thread.
 
-    The wrapped functions are module globals: one thread owns the model while the block lasts.
+    The wrapped functions are globals of transformers' modules, so the process has one watch at a time.
     """
+    with _ONE_WATCH:
+        yield from _watching(model)
+
+
+_ONE_WATCH = Lock()
+
+
+def _watching(model: nn.Module) -> Generator[Watch]:
     watch = Watch()
     hooks = [module.register_forward_hook(watch.saw_table, with_kwargs=True) for module in rotary_modules(model)]
     homes = {name: sys.modules[name] for name in {type(module).__module__ for module in model.modules()}}
@@ -183,6 +196,11 @@ class Rotary:
             halves = _is_half_split(call)
             runs.append(LayerRotary(start, stop, dim, call.function, call.source, halves))
         return cls(tuple(runs))
+
+    @property
+    def turns(self) -> list[bool]:
+        """Return for each layer whether it rotates its keys."""
+        return [run.function is not None for run in self.runs for _ in range(run.start, run.stop)]
 
     def tables(self, like: Tensor, positions: Int[Tensor, " tokens"]) -> list[Tables | None]:
         """Return the tables of these positions for each run (None for NoPE)."""

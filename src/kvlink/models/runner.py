@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from kvlink.core.entry import CacheEntry
-from kvlink.core.errors import ModelRefused
+from kvlink.core.errors import ModelError, ModelRefused
 from kvlink.models.cache import EncodeCache, Prefix, SlotCache, cache_argument
 from kvlink.models.rotary import Rotary, rotary_modules, watching
 
@@ -170,6 +170,12 @@ class Runner:
         with watching(self.model) as watch, torch.inference_mode():
             cache = EncodeCache(watch, prefix)
             self.forward(cache=cache, input_ids=ids, position_ids=positions, attention_mask=mask)
+        turned = [call is not None for call in cache.calls]
+        if turned != self.rotary.turns:
+            raise ModelError(
+                f"the layers that rotate were {self.rotary.turns} when the model was loaded and are {turned} now; "
+                "something has replaced its rotary function, so what was encoded is thrown away: load the model again"
+            )
         return cache
 
     def decode(self, cache: SlotCache, token_id: int) -> Float[Tensor, " vocab"]:
