@@ -70,11 +70,21 @@ def test_verify_writes_a_verdict_for_each_object(run: Run, store: Path) -> None:
     assert [key for key, error in verdicts.items() if error] == [name]
 
 
-def test_verify_names_files_that_are_no_objects(run: Run, store: Path) -> None:
-    (store / "objects" / "[").mkdir()
-    (store / "objects" / "[" / "b].safetensors").write_text("")
+def test_verify_counts_files_that_are_no_objects_as_damaged(run: Run, store: Path) -> None:
+    (store / "objects" / "thesis.txt").write_text("mine")
     result = run("store", "verify", "--store", store)
-    assert (result.exit_code, "1 damaged" in result.stdout) == (1, True)
+    assert (result.exit_code, "4 objects read, 1 damaged" in result.stdout) == (1, True)
+
+
+def test_verify_shows_paths_as_they_are(run: Run, store: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "[red]" / "[" / "b]"
+    odd.parent.mkdir(parents=True)
+    store.rename(odd)
+    file = objects(odd)[0]
+    file.unlink()
+    file.symlink_to("elsewhere")
+    result = run("store", "verify", "--store", odd)
+    assert f"{file} is a link" in result.stdout.replace("\n", "")
 
 
 def test_verify_moves_nothing(run: Run, store: Path) -> None:

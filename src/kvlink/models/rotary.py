@@ -197,11 +197,6 @@ class Rotary:
             runs.append(LayerRotary(start, stop, dim, call.function, call.source, halves))
         return cls(tuple(runs))
 
-    @property
-    def turns(self) -> list[bool]:
-        """Return for each layer whether it rotates its keys."""
-        return [run.function is not None for run in self.runs for _ in range(run.start, run.stop)]
-
     def tables(self, like: Tensor, positions: Int[Tensor, " tokens"]) -> list[Tables | None]:
         """Return the tables of these positions for each run (None for NoPE)."""
         return [run.source(like, positions) if run.source else None for run in self.runs]

@@ -83,6 +83,7 @@ class Runner:
         self.cache_argument = cache_argument(self.model.forward)
         cache = self._watch_forward()
         self.geometry = Geometry(*_shape_of(cache, self.config.num_hidden_layers))
+        self._turning = [call is not None for call in cache.calls]
         try:
             self.rotary = Rotary.of(cache.calls)
         except ValueError as error:
@@ -171,9 +172,9 @@ class Runner:
             cache = EncodeCache(watch, prefix)
             self.forward(cache=cache, input_ids=ids, position_ids=positions, attention_mask=mask)
         turned = [call is not None for call in cache.calls]
-        if turned != self.rotary.turns:
+        if turned != self._turning:
             raise ModelError(
-                f"the layers that rotate were {self.rotary.turns} when the model was loaded and are {turned} now; "
+                f"the layers that rotate were {self._turning} when the model was loaded and are {turned} now; "
                 "something has replaced its rotary function, so what was encoded is thrown away: load the model again"
             )
         return cache
