@@ -46,7 +46,8 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of whoever runs the tests: no store, no cache, no settings of a terminal."""
-    for name in ("KVLINK_STORE", "NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH"):
+    ours = ("KVLINK_STORE", "KVLINK_BUDGET", "KVLINK_SECRET")
+    for name in (*ours, "NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")

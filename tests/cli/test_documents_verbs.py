@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvlink import Engine, InputError, ModelRefused, TextUnavailable
+from kvlink import Engine, InputError, ModelRefused, StoreFull, StoreUnusable, TextUnavailable
 from kvlink.corpus import read_corpus
 from tiny import byte_tokenizer
 from tiny_models import tiny_model
@@ -255,3 +255,16 @@ def test_a_named_store_goes_before_that_of_the_environment(
     run("encode", corpus, "-m", model, "--store", store, KVLINK_STORE=str(tmp_path / "other"))
     assert store.is_dir()
     assert not (tmp_path / "other").exists()
+
+
+def test_a_secret_in_the_environment_signs_the_store(run: Run, model: str, corpus: Path, store: Path) -> None:
+    run("encode", corpus, "-m", model, "--store", store, KVLINK_SECRET="ours")
+    again = run("encode", corpus, "-m", model, "--store", store, KVLINK_SECRET="ours")
+    assert again.stdout.startswith("0 encoded, 3 already in the store")
+    with pytest.raises(StoreUnusable, match="signed with a secret"):
+        run("ask", QUESTION, "--docs", corpus, "-m", model, "--store", store)
+
+
+def test_a_store_of_a_small_budget_says_that_it_is_full(run: Run, model: str, corpus: Path, store: Path) -> None:
+    with pytest.raises(StoreFull, match="budget"):
+        run("encode", corpus, "-m", model, "--store", store, "--budget", "1e-6")

@@ -9,6 +9,7 @@ import torch
 from engines import NEW, QUESTION, TEXTS, TOKENIZER, VOCAB, loaded, shared_model
 
 from kvlink import DiskStore, Engine, InputError, MemoryStore, ModelError, ModelRefused, StoreUnusable, TextUnavailable
+from kvlink.core.errors import KVLinkWarning
 from kvlink.engine.build import open_store
 from kvlink.models.prompt import Prompter
 from tiny import DATED, byte_tokenizer
@@ -53,6 +54,20 @@ def test_a_dtype_may_be_chosen(folder: Path) -> None:
     engine = Engine.from_pretrained(folder, dtype=torch.float64, device="cpu")
     assert engine.runner.dtype == torch.float64
     assert engine.loader.identity.dtype == "float64"
+
+
+@pytest.mark.parametrize("wish", [{"dtype": torch.float32}, {"device": "cpu"}], ids=["dtype", "device"])
+def test_a_ready_model_is_neither_cast_nor_moved(wish: Any) -> None:
+    with pytest.raises(InputError, match="ready model keeps its dtype and device"):
+        loaded(**wish)
+
+
+def test_a_context_that_had_to_be_capped_is_told_in_a_warning() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = tiny_model("llama", vocab_size=VOCAB, rope_parameters=rope, max_position_embeddings=1024)
+    with pytest.warns(KVLinkWarning, match="the context is capped"):
+        engine = Engine.from_pretrained(model, tokenizer=TOKENIZER, context=2048)
+    assert engine.report.context == 1024
 
 
 def test_a_model_without_a_chat_template_answers_questions(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Two engines in one process: they share a folder, help each other, and do not disturb each other."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from threading import Thread, current_thread, main_thread
 from typing import Any
@@ -58,12 +57,6 @@ def test_one_engine_answers_many_threads_one_after_the_other() -> None:
     assert found == wanted
 
 
-def elsewhere(function: Callable[..., Any], *, wait_s: float) -> None:
-    thread = Thread(target=function, daemon=True)
-    thread.start()
-    thread.join(wait_s)
-
-
 @pytest.mark.parametrize("run", ["encode", "decode"])
 def test_an_engine_that_runs_while_another_encodes_does_not_get_into_its_entries(
     monkeypatch: pytest.MonkeyPatch, run: str
@@ -73,18 +66,25 @@ def test_an_engine_that_runs_while_another_encodes_does_not_get_into_its_entries
     (wanted,) = one.runner.encode([ids], prefix=one.loader.sink)
     home = sys.modules[type(one.runner.model).__module__]
     rotate = getattr(home, ROTARY_FUNCTION)
-    inside: list[bool] = []
+    started: list[Thread] = []
+
+    def run_the_other() -> None:
+        if run == "encode":
+            other.runner.encode([ids], prefix=other.loader.sink)
+        else:
+            other.assembler.prefill_plain(Prompt(ids, (), ids))
 
     def rotate_while_the_other_runs(*arguments: Any, **options: Any) -> Any:
-        if not inside and current_thread() is main_thread():  # the other model's layers come here, too
-            inside.append(True)
-            if run == "encode":  # waits until this encoding has ended, so it cannot be waited for here
-                elsewhere(lambda: other.runner.encode([ids], prefix=other.loader.sink), wait_s=0.2)
-            else:
-                elsewhere(lambda: other.assembler.prefill_plain(Prompt(ids, (), ids)), wait_s=10)
-            inside.pop()
+        if current_thread() is main_thread():  # the other model's layers come here, too
+            thread = Thread(target=run_the_other)
+            thread.start()
+            thread.join(0.2 if run == "encode" else None)  # to encode, it waits until this encoding has ended
+            started.append(thread)
         return rotate(*arguments, **options)
 
     monkeypatch.setattr(home, ROTARY_FUNCTION, rotate_while_the_other_runs)
     (found,) = one.runner.encode([ids], prefix=one.loader.sink)
+    for thread in started:
+        thread.join()  # while this function is still in place: who watches puts back what was there
+    assert len(started) == one.runner.geometry.layers
     assert largest(found.keys - wanted.keys) < 1e-10
