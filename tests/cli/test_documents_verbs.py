@@ -268,3 +268,9 @@ def test_a_secret_in_the_environment_signs_the_store(run: Run, model: str, corpu
 def test_a_store_of_a_small_budget_says_that_it_is_full(run: Run, model: str, corpus: Path, store: Path) -> None:
     with pytest.raises(StoreFull, match="budget"):
         run("encode", corpus, "-m", model, "--store", store, "--budget", "1e-6")
+
+
+def test_encode_warns_when_new_objects_push_older_ones_out(run: Run, model: str, corpus: Path, store: Path) -> None:
+    result = run("encode", corpus, "-m", model, "--store", store, "--budget", "5e-5")
+    assert "warning the budget is too small: 1 objects" in result.stderr
+    assert len(list(store.rglob("*.safetensors"))) == 2

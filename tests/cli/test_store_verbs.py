@@ -109,6 +109,13 @@ def test_gc_removes_what_was_set_aside(run: Run, store: Path, model: str, corpus
     assert len(objects(store)) == 3
 
 
+def test_gc_removes_what_exceeds_the_budget(run: Run, store: Path) -> None:
+    result = run("store", "gc", "--store", store, "--budget", "5e-5", "--json", "-")
+    (report,) = rows_of(result, "store gc")
+    assert report["num_evicted"] == 1
+    assert len(objects(store)) == 2
+
+
 def test_a_store_may_be_named_by_the_environment(run: Run, store: Path) -> None:
     assert "3 objects" in run("store", "ls", KVLINK_STORE=str(store)).stdout
 

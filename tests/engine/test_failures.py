@@ -246,3 +246,17 @@ def test_leaving_an_engine_closes_its_store() -> None:
     with engine_of(store=store) as engine:
         engine.encode(TEXTS)
     assert store.names() == set()
+
+
+def test_a_store_that_cannot_be_read_costs_time_and_never_an_answer(
+    engine: Engine, wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.encode(TEXTS)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise StoreUnusable("the folder cannot be read: permission denied")
+
+    monkeypatch.setattr(type(engine.store), "get", refused)
+    answer = engine.generate(TEXTS, QUESTION, max_new_tokens=NEW)
+    assert answer.ids == wanted
+    assert {row.reason for row in answer.usage.documents} == {"not read: the folder cannot be read: permission denied"}

@@ -17,7 +17,6 @@ app = typer.Typer(help="Look after a store on disk; no model is needed.", no_arg
 
 
 def _open(store: Path | None, budget: float = options.GIGABYTES) -> "DiskStore":
-
     folder = store or options.default_store()
     if not folder.is_dir():
         raise typer.BadParameter(f"{folder} is no folder", param_hint="--store")

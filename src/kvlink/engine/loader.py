@@ -6,7 +6,7 @@ written) is still served, and the reason is told.
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from kvlink.core.entry import CacheEntry
@@ -90,22 +90,28 @@ class Loader:
     def load(self, segments: Sequence[Ids], times: LoadTimes | None = None) -> Generator[list[Loaded]]:
         """Hold the entries of these segments under lease while the block lasts.
 
-        A segment that occurs twice is loaded once. What the store does not have, or has only damaged, is encoded
-        and put there.
+        A segment that occurs twice is loaded once. What the store does not have, has only damaged, or cannot read, is
+        encoded and put there.
         """
         times = times or LoadTimes()
         found: dict[Ids, Loaded] = {}
+        unread: dict[Ids, str] = {}
         with ExitStack() as leases:
             start = perf_counter()
             for ids in dict.fromkeys(segments):
-                lease = self.store.get(self.name(ids), self._accept)
+                try:
+                    lease = self.store.get(self.name(ids), self._accept)
+                except StoreError as error:
+                    unread[ids] = f"not read: {error}"
+                    continue
                 if lease is not None:
                     stored = leases.enter_context(lease).object
                     found[ids] = Loaded(stored.name, stored.decode(), lease.source, stored.codec)
             times.load_s += perf_counter() - start
             start = perf_counter()
             for loaded in self.encode(ids for ids in dict.fromkeys(segments) if ids not in found):
-                found[loaded.entry.token_ids] = loaded
+                ids = loaded.entry.token_ids
+                found[ids] = replace(loaded, reason=unread.get(ids, loaded.reason))
             times.encode_s += perf_counter() - start
             yield [found[ids] for ids in segments]
 
