@@ -83,7 +83,7 @@ def plot_quality(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -
     right.set_xlabel("NLL of the right answer, difference from full (95 % interval)")
     right.axvline(0, color="#6b7280", linewidth=1)
     figure.suptitle(f"{title}: teacher-forced, the same rows and ids", fontsize=10)
-    left.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     _save(plt, figure, [left, right], path)
 
 
