@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,16 @@ from hypothesis import strategies as st
 
 from kvlink import Document, InputError, KVLinkError
 from kvlink.core import scores
+from kvlink.evaluation import evaluate as module
 from kvlink.evaluation.case import Case, within
 from kvlink.evaluation.evaluate import METRICS, Limits, evaluate, evaluate_row, rouge_l, settings_of, summarise
 from kvlink.evaluation.methods import Method, method_named
 from kvlink.evaluation.methods.base import Prefilled
 from kvlink.evaluation.methods.full import Full
 from kvlink.evaluation.rows import RowsFile
+from kvlink.models.assembler import Assembler
+from kvlink.models.prompt import Prompter
+from kvlink.models.runner import Runner
 from kvlink.training.data import Row
 from tiny import NO_SYSTEM
 
@@ -88,8 +93,29 @@ def test_scores_are_those_of_the_methods_logits_on_the_first_answer_and_the_end_
         assert result["agreement"] == scores.agreement(reference, logits)
 
 
-def test_the_time_to_the_first_token_holds_tokenisation(plain: list[dict[str, Any]]) -> None:
-    assert all(r["ttft_s"] > 0 for r in plain)
+def test_the_time_to_the_first_token_is_that_of_tokenising_and_the_forward_with_entries_at_hand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = [0.0]  # a clock that work alone moves
+
+    def costing(name: str, owner: type, price: float) -> None:
+        work = getattr(owner, name)
+
+        def worked(*arguments: Any, **options: Any) -> Any:
+            seconds[0] += price
+            return work(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, worked)
+
+    costing("tail_ids", Prompter, 0.25)
+    costing("encode", Runner, 100)
+    costing("prefix", Runner, 100)
+    costing("prefill_plain", Assembler, 2)
+    costing("prefill", Assembler, 1)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    monkeypatch.setattr("kvlink.evaluation.case.perf_counter", lambda: seconds[0])
+    found = results_of([row_of()], ["full", "concat_local", "concat_reencoded"])
+    assert [result["ttft_s"] for result in found] == [2.25, 1.25, 1.25]
 
 
 def test_methods_that_reuse_are_at_a_distance_from_full(plain: list[dict[str, Any]]) -> None:

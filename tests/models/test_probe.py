@@ -177,7 +177,7 @@ def test_channels_paired_as_halves_where_neighbours_are_paired_are_refused(famil
 
 
 def test_a_buffer_whose_keys_are_not_rotated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def copy(out: Tensor, keys: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def copy(out: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, *, scratch: Tensor) -> None:
         out.copy_(keys)
 
     runner = Runner(tiny_model("llama"))

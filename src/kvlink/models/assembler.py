@@ -18,6 +18,7 @@ from kvlink.core.layout import Kind, Layout, Prompt, reference_mask
 from kvlink.models.attention import grouped
 from kvlink.models.cache import Prefix, SlotCache
 from kvlink.models.links import LinkTokens
+from kvlink.models.rotary import CHUNK_BYTES
 from kvlink.models.runner import Runner
 
 
@@ -55,10 +56,11 @@ class Assembler:
         if spans:
             rotary = self.runner.rotary
             tables = rotary.tables(cache.keys, torch.arange(len(layout), device=self.runner.device))
+            scratch = cache.keys.new_empty(CHUNK_BYTES // cache.keys.element_size())
             for span, entry in zip(spans, entries, strict=True):
                 rows = slice(span.start, span.stop)
                 part = [table and (table[0][:, rows], table[1][:, rows]) for table in tables]
-                rotary.rotate_into(cache.keys[:, :, rows], entry.keys.to(cache.keys.device), part)
+                rotary.rotate_into(cache.keys[:, :, rows], entry.keys.to(cache.keys.device), part, scratch)
                 cache.values[:, :, rows] = entry.values
         cache.length = len(prefix)
         return cache

@@ -220,6 +220,7 @@ class Rotary:
         out: Float[Tensor, "layers kv_heads tokens head_dim"],
         keys: Float[Tensor, "layers kv_heads tokens head_dim"],
         tables: list[Tables | None],
+        scratch: Float[Tensor, " elements"] | None = None,
     ) -> None:
         """Write rotated keys into `out`, the same bits as `rotate`, without memory of their size.
 
@@ -227,6 +228,7 @@ class Rotary:
             out: A view of the buffer that the model will read.
             keys: Unrotated keys; not changed.
             tables: `self.tables(...)` of the positions.
+            scratch: Memory to work in, so that many documents share its pages; any size.
         """
         for run, table in zip(self.runs, tables, strict=True):
             source, target = keys[run.start : run.stop], out[run.start : run.stop]
@@ -236,7 +238,7 @@ class Rotary:
             if run.function is None or table is None:
                 continue
             if run.halves:
-                rotate_halves_into(target[..., :dim], source[..., :dim], *table)
+                rotate_halves_into(target[..., :dim], source[..., :dim], *table, scratch=scratch)
             else:
                 target[..., :dim] = run.function(source[:1, :1, :, :dim], source[..., :dim], *table)[1]
 
@@ -246,6 +248,8 @@ def rotate_halves_into(
     keys: Float[Tensor, "layers kv_heads tokens head_dim"],
     cos: Float[Tensor, "1 tokens head_dim"],
     sin: Float[Tensor, "1 tokens head_dim"],
+    *,
+    scratch: Float[Tensor, " elements"] | None = None,
 ) -> None:
     """Rotate keys whose channels are paired as halves, a few layers at a time.
 
@@ -256,11 +260,13 @@ def rotate_halves_into(
     """
     layers, heads, tokens, dim = keys.shape
     half = dim // 2
-    step = max(1, CHUNK_BYTES // max(1, heads * tokens * half * keys.element_size()))
-    scratch = keys.new_empty((min(step, layers), heads, tokens, half))
+    layer = heads * tokens * half
+    if scratch is None or scratch.numel() < layer:
+        scratch = keys.new_empty(max(layer, min(layers * layer, CHUNK_BYTES // keys.element_size())))
+    step = scratch.numel() // layer
     for start in range(0, layers, step):
         source, target = keys[start : start + step], out[start : start + step]
-        product = scratch[: len(source)]
+        product = scratch[: len(source) * layer].view(len(source), heads, tokens, half)
         torch.mul(source, cos, out=target)
         target[..., :half].sub_(torch.mul(source[..., half:], sin[..., :half], out=product))
         target[..., half:].add_(torch.mul(source[..., :half], sin[..., half:], out=product))
