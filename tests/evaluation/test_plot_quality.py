@@ -57,3 +57,8 @@ def test_a_figure_that_cannot_be_written_is_an_error_that_names_it(
     (tmp_path / "folder.svg").mkdir()
     with pytest.raises(InputError, match=f"cannot be written to .*{place}"):
         plot_quality(summary, tmp_path / place, title="tiny")
+
+
+def test_results_without_full_are_drawn_without_a_comparison(summary: list[dict[str, Any]], tmp_path: Path) -> None:
+    alone = [{**row, "against_full": {}} for row in summary if row["method"] != "full"]
+    assert "</svg>" in drawn(alone, tmp_path / "alone.svg")

@@ -208,5 +208,15 @@ def test_a_hub_that_cannot_be_asked_is_an_error_that_names_the_set(
 
 def test_a_row_of_the_hub_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     hub(monkeypatch, [GIVEN, {"answer": "x"}])
-    with pytest.raises(InputError, match="some/set:1: question is NoneType"):
+    with pytest.raises(InputError, match="some/set:1 has no answers, documents, question"):
         list(read_rows("some/set"))
+
+
+def test_a_hub_set_of_another_layout_is_refused_and_never_read_as_rows_without_documents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layout = {"id": "1", "question": "Who?", "context": {"title": []}, "answer": "Ada"}  # as HotpotQA has it
+    fake = SimpleNamespace(load_dataset=lambda *_, **__: [layout])
+    monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="has no answers, documents"):
+        list(read_rows("someone/some_set"))

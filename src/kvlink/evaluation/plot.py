@@ -73,8 +73,10 @@ def plot_quality(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -
         chosen = [(at, by_pair[task, method]) for at, task in enumerate(tasks) if (task, method) in by_pair]
         places = [at + (number - (len(methods) - 1) / 2) * height for at, _ in chosen]
         left.barh(places, [row["kl"] for _, row in chosen], height * 0.9, color=colour, label=method)
-        paired = [(place, row["against_full"]["nll"]) for place, (_, row) in zip(places, chosen, strict=True)]
-        for place, nll in paired:
+        for place, (_, row) in zip(places, chosen, strict=True):
+            nll = row["against_full"].get("nll")
+            if nll is None:  # without `full` among the methods there is nothing to compare with
+                continue
             right.plot([nll["low"], nll["high"]], [place, place], color=colour, linewidth=2)
             right.plot(nll["difference"], place, "o", color=colour, markersize=4)
     left.set_yticks(range(len(tasks)), tasks)

@@ -145,4 +145,9 @@ def _hub_rows(name: str) -> Iterator[Row]:
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"the hub's data set {dataset!r} cannot be read: {error}; give a path instead") from error
     for number, given in enumerate(loaded):
+        if missing := sorted({"question", "documents", "answers"} - given.keys()):
+            raise InputError(
+                f"{name}:{number} has no {', '.join(missing)}: the hub's own layout of this set is not read yet; "
+                "write its rows as JSON Lines (docs/how-to/evaluate.md) and give the path"
+            )
         yield parse_row(given, f"{name}:{number}")
