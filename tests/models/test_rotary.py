@@ -1,11 +1,18 @@
 """Keys that are rotated here are the keys that the model would have cached at that place."""
 
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from threading import Event, Thread
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from kvlink.core.errors import ModelError
 from kvlink.models import rotary as rotary_module
-from kvlink.models.rotary import Call, Rotary, TableSource, rotary_modules
+from kvlink.models import runner as runner_module
+from kvlink.models.rotary import Call, Rotary, TableSource, Watch, rotary_modules
 from kvlink.models.runner import Runner
 from tiny_models import FAMILIES, DoublePrecision, largest, random_ids, tiny_model, tiny_runner
 
@@ -186,3 +193,33 @@ def test_options_of_a_rotary_function_are_refused() -> None:
     call = Call(torch.zeros(1, 2, 3, 4), lambda q, k, *_: (q, k), {"unsqueeze_dim": 2}, source)
     with pytest.raises(ValueError, match=r"layer 0 .* options \{'unsqueeze_dim': 2\}"):
         Rotary.of([call])
+
+
+def test_an_encoding_whose_rotary_calls_were_not_seen_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(tiny_model("llama"))
+
+    @contextmanager
+    def blind(_: nn.Module) -> Generator[Watch]:
+        yield Watch()
+
+    monkeypatch.setattr(runner_module, "watching", blind)
+    with pytest.raises(ModelError, match="something has replaced its rotary function"):
+        runner.encode([IDS])
+
+
+def test_a_second_watch_waits_for_the_first_and_both_leave_the_models_own_function() -> None:
+    model, entered = tiny_model("llama"), Event()
+    home = sys.modules[type(model).__module__]
+    own = home.apply_rotary_pos_emb
+
+    def watch() -> None:
+        with rotary_module.watching(model):
+            entered.set()
+
+    second = Thread(target=watch)
+    with rotary_module.watching(model):
+        second.start()
+        assert not entered.wait(0.2)
+    second.join(10)
+    assert entered.is_set()
+    assert home.apply_rotary_pos_emb is own

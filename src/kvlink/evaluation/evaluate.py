@@ -81,7 +81,7 @@ def evaluate_row(
                 other = on_own if isinstance(method, Full) else method.score(case, own[:ON_FULL_TOKENS])
                 bench.release(other.cache)
                 result["on_full"] = _distances(on_own.logits, other.logits, own[:ON_FULL_TOKENS])
-        except (KVLinkError, NotImplementedError) as error:
+        except (KVLinkError, NotImplementedError) as error:  # the latter from a method of another package
             result["error"] = str(error)
     return found
 
