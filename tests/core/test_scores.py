@@ -1,14 +1,17 @@
 """Scores are what hand-worked examples and their sources' definitions say; intervals are what a closed form says."""
 
 import math
+import tracemalloc
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvlink.core import scores
 from kvlink.core.scores import (
     RESAMPLES,
     agreement,
@@ -234,3 +237,27 @@ def test_rows_that_are_no_pairs_raise(values: int, baseline: int) -> None:
 def test_no_rows_have_no_interval() -> None:
     with pytest.raises(ValueError, match="at least one row"):
         paired_interval([], [])
+
+
+@pytest.mark.parametrize("picks", [1, 7, 25, 26, 40, 333])
+def test_how_many_picks_are_held_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch, picks: int) -> None:
+    wanted = paired_interval(noise(1), noise(2), resamples=101)
+    monkeypatch.setattr(scores, "_PICKS", picks)
+    assert paired_interval(noise(1), noise(2), resamples=101) == wanted
+
+
+def test_the_resamples_are_those_of_one_draw() -> None:
+    differences = np.subtract(noise(1), noise(2))
+    picks = np.random.default_rng(0).integers(0, 25, (RESAMPLES, 25))
+    low, high = np.percentile(differences[picks].mean(axis=1), [2.5, 97.5])
+    found = paired_interval(noise(1), noise(2))
+    assert (found.low, found.high) == (low, high)
+
+
+def test_many_rows_and_resamples_take_little_memory() -> None:
+    values, baseline = np.random.default_rng(1).normal(size=(2, 10_000)).tolist()
+    tracemalloc.start()
+    paired_interval(values, baseline, resamples=1_000)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 64 * 2**20  # all picks and differences at a time would be 160 MB

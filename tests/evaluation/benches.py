@@ -100,3 +100,18 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
     return path
+
+
+SUMMARY = row_of(
+    answers=["The office opens at seven.", "Seven."], task="summarization", question="Sum it up.", gold=None
+)
+BLANK = row_of(task="summarization", question=" ", name="blank", gold=None)
+"""A row that gives no prompt."""
+
+DISTANCES = {"nll", "kl", "agreement"}
+COSTS = {"ttft_s", "tokens_computed", "bytes_loaded"}
+
+
+def by_method(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return results, or rows of a summary, by their method."""
+    return {result["method"]: result for result in results}

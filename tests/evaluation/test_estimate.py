@@ -1,7 +1,7 @@
 """A plan is measured speed times what the rows hold: in a closed form for a machine whose speed is known."""
 
 import pytest
-from benches import bench_of, row_of, rows_of
+from benches import BLANK, bench_of, row_of, rows_of
 
 from kvlink.evaluation import estimate as module
 from kvlink.evaluation.case import Case
@@ -59,6 +59,11 @@ def test_documents_that_will_be_dropped_cost_nothing() -> None:
 def test_each_task_has_a_row_and_no_rows_take_no_time() -> None:
     found = estimate(bench_of(), {"a": rows_of(1), "b": []}, methods=2, limits=Limits(), generate=False)
     assert [(one.task, one.rows, one.minutes > 0) for one in found] == [("a", 1, True), ("b", 0, False)]
+
+
+@pytest.mark.usefixtures("known")
+def test_a_row_that_gives_no_prompt_costs_nothing() -> None:
+    assert planned([row_of(), BLANK]).minutes == planned([row_of()]).minutes
 
 
 def test_the_total_is_the_sum_of_all_tasks() -> None:

@@ -10,7 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from benches import CONTEXT, METHODS, TEXTS, bench_of, results_of, row_of, rows_of, without_times
+from benches import (
+    BLANK,
+    CONTEXT,
+    COSTS,
+    DISTANCES,
+    METHODS,
+    SUMMARY,
+    TEXTS,
+    bench_of,
+    by_method,
+    results_of,
+    row_of,
+    rows_of,
+    without_times,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +32,7 @@ from kvlink import Document, InputError, KVLinkError
 from kvlink.core import scores
 from kvlink.evaluation import evaluate as module
 from kvlink.evaluation.case import Case, within
-from kvlink.evaluation.evaluate import METRICS, Limits, evaluate, evaluate_row, rouge_l, settings_of, summarise
+from kvlink.evaluation.evaluate import Limits, evaluate, evaluate_row, rouge_l, settings_of, summarise
 from kvlink.evaluation.methods import Method, method_named
 from kvlink.evaluation.methods.base import Prefilled
 from kvlink.evaluation.methods.full import Full
@@ -29,29 +43,8 @@ from kvlink.models.runner import Runner
 from kvlink.training.data import Row
 from tiny import NO_SYSTEM
 
-SUMMARY = row_of(
-    answers=["The office opens at seven.", "Seven."], task="summarization", question="Sum it up.", gold=None
-)
-DISTANCES = {"nll", "kl", "agreement"}
-COSTS = {"ttft_s", "tokens_computed", "bytes_loaded"}
-ABOUT = {"task", "id", "method", "documents", "dropped", "prompt_tokens", "gold"}
+ABOUT = {"task", "id", "digest", "method", "documents", "dropped", "prompt_tokens", "gold"}
 MATCHES = {"answer", "em", "f1", "substring"}
-
-
-def by_method(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {result["method"]: result for result in results}
-
-
-@pytest.fixture(scope="module")
-def plain() -> list[dict[str, Any]]:
-    """Results of three rows, teacher-forced."""
-    return results_of(rows_of(3))
-
-
-@pytest.fixture(scope="module")
-def answered() -> list[dict[str, Any]]:
-    """Results of two rows and a summary, with answers."""
-    return results_of([*rows_of(2), SUMMARY], generate=True)
 
 
 # --- a row's results ------------------------------------------------------------------------------------------------
@@ -71,6 +64,7 @@ def test_a_result_says_what_stood_in_the_prompt(plain: list[dict[str, Any]]) -> 
     assert found == {
         "task": "t",
         "id": "r0",
+        "digest": rows_of(1)[0].digest,
         "method": "full",
         "documents": 3,
         "dropped": 0,
@@ -323,10 +317,26 @@ def test_the_row_says_how_many_documents_were_dropped() -> None:
         assert (result["documents"], result["dropped"]) == (2, 1)
 
 
+@pytest.mark.parametrize(
+    ("gold", "most", "wanted"),
+    [([2], 2, [1]), ([0, 2], 2, [0, 1]), ([1, 2], 1, [0, 1]), ([0], 1, [0]), ([], 1, []), (None, 1, None)],
+)
+def test_the_row_says_where_gold_stands_once_documents_were_dropped(
+    gold: list[int] | None, most: int, wanted: list[int] | None
+) -> None:
+    (result,) = results_of([row_of(gold=gold)], ["full"], limits=Limits(max_documents=most))
+    assert result["gold"] == wanted
+
+
+def test_the_row_says_where_gold_stands_behind_a_blank_document() -> None:
+    (result,) = results_of([row_of([" ", *TEXTS], gold=[0, 2])], ["full"])
+    assert (result["documents"], result["dropped"], result["gold"]) == (3, 0, [1])
+
+
 def test_a_dropped_document_is_gone_from_every_methods_prompt() -> None:
     short = without_times(results_of([row_of(TEXTS[:2])]))
     limited = without_times(results_of([row_of()], limits=Limits(max_documents=2)))
-    assert [{**result, "dropped": 0} for result in limited] == short
+    assert [{**result, "dropped": 0, "digest": row_of(TEXTS[:2]).digest} for result in limited] == short
 
 
 @pytest.mark.parametrize("tokens", [220, 250, 300])
@@ -345,6 +355,34 @@ def test_a_limit_of_tokens_drops_no_more_than_it_must() -> None:
 def test_gold_documents_stay_beyond_the_limit_of_tokens() -> None:
     case = Case(bench_of(), row_of(gold=[0, 1, 2]), max_tokens=10)
     assert (len(case.prompt.documents), case.dropped) == (3, 0)
+
+
+def test_a_row_that_exceeds_what_was_asked_for_says_by_how_much_and_is_scored() -> None:
+    row = row_of(gold=[0, 2])
+    case = Case(bench_of(), row_of([TEXTS[0], TEXTS[2]]))
+    over = case.prompt.num_tokens + len(case.scored) - 10
+    for result in results_of([row], limits=Limits(max_documents=1, max_tokens=10)):
+        assert result["over_limit"] == {"documents": 1, "tokens": over}
+        assert "nll" in result
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_row_that_keeps_to_the_limits_does_not_speak_of_them(more: int) -> None:
+    case = Case(bench_of(), row_of())
+    exact = case.prompt.num_tokens + len(case.scored)
+    limits = Limits(max_documents=3, max_tokens=exact + more)
+    assert all("over_limit" not in result for result in results_of([row_of()], limits=limits))
+
+
+def test_a_question_that_is_longer_than_the_limit_exceeds_it_without_any_document() -> None:
+    (result,) = results_of([row_of(gold=None)], ["full"], limits=Limits(max_tokens=10))
+    assert (result["documents"], list(result["over_limit"])) == (0, ["tokens"])
+
+
+def test_the_summary_counts_rows_that_exceed_the_limits() -> None:
+    rows = [row_of(gold=[0, 1], name="r0"), row_of(gold=[0], name="r1"), row_of(gold=[0, 2], name="r2")]
+    for row in summarise(results_of(rows, limits=Limits(max_documents=1))):
+        assert (row["over_limit"], row["n"], row["rows"]) == (2, 3, 3)
 
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_tokens=5000)], ids=["no limit", "a larger limit"])
@@ -422,9 +460,6 @@ def test_a_method_with_an_error_is_compared_on_the_rows_that_it_carried() -> Non
     assert summary["failing"]["against_full"]["nll"] == {"difference": 0, "low": 0, "high": 0}
 
 
-BLANK = row_of(task="summarization", question=" ", name="blank", gold=None)
-
-
 def test_a_row_that_gives_no_prompt_has_an_error_and_the_others_go_on() -> None:
     found = results_of([row_of(name="r0"), BLANK, row_of(name="r2")])
     assert {r["id"] for r in found if "error" not in r} == {"r0", "r2"}
@@ -436,78 +471,6 @@ def test_a_row_that_gives_no_prompt_has_an_error_and_the_others_go_on() -> None:
 def test_a_model_without_system_prompts_says_so_in_every_row() -> None:
     found = results_of(rows_of(2), bench=bench_of(template=NO_SYSTEM))
     assert all("chat template refuses it" in result["error"] for result in found)
-
-
-# --- the summary ----------------------------------------------------------------------------------------------------
-
-AGREED = {
-    *("task", "method", "n", "em", "f1", "substring", "rouge_l", "nll", "kl", "agreement"),
-    *("ttft_s", "tokens_computed", "bytes_loaded", "against_full"),
-}
-
-
-def test_the_summary_has_the_agreed_fields(plain: list[dict[str, Any]]) -> None:
-    assert [set(row) for row in summarise(plain)] == [AGREED] * len(METHODS)
-
-
-def test_with_answers_the_summary_has_on_full_beside_the_agreed_fields(answered: list[dict[str, Any]]) -> None:
-    for row in summarise(answered):
-        assert set(row) == AGREED | {"on_full"}
-        assert set(row["on_full"]) == DISTANCES
-
-
-def test_there_is_a_row_for_each_task_and_method() -> None:
-    found = evaluate(bench_of(), {"a": rows_of(1), "b": rows_of(2)}, METHODS, limits=Limits())
-    summary = summarise([result for results in found for result in results])
-    assert [(row["task"], row["method"], row["n"]) for row in summary] == [
-        (task, method, n) for task, n in (("a", 1), ("b", 2)) for method in METHODS
-    ]
-
-
-def test_a_summary_is_the_mean_over_rows(plain: list[dict[str, Any]]) -> None:
-    for row in summarise(plain):
-        own = [result for result in plain if result["method"] == row["method"]]
-        for field in DISTANCES | COSTS:
-            assert row[field] == pytest.approx(sum(result[field] for result in own) / 3)
-
-
-def test_scores_that_were_not_taken_are_null(plain: list[dict[str, Any]]) -> None:
-    assert {row[field] for row in summarise(plain) for field in ("em", "f1", "substring", "rouge_l")} == {None}
-
-
-def test_the_oracle_is_scored_and_has_no_answers(answered: list[dict[str, Any]]) -> None:
-    oracle = by_method(summarise(answered))["block_mask"]
-    assert oracle["nll"] > 0
-    assert [oracle[field] for field in ("em", "f1", "substring", "rouge_l")] == [None] * 4
-
-
-def test_full_is_at_no_distance_from_itself_in_the_summary(answered: list[dict[str, Any]]) -> None:
-    full = by_method(summarise(answered))["full"]
-    assert (full["kl"], full["agreement"], full["against_full"]) == (0, 1, {})
-
-
-def test_differences_from_full_are_paired_intervals(plain: list[dict[str, Any]]) -> None:
-    for row in summarise(plain):
-        for metric, found in row["against_full"].items():
-            own, full = ([r[metric] for r in plain if r["method"] == method] for method in (row["method"], "full"))
-            interval = scores.paired_interval(own, full)
-            assert found == {"difference": interval.difference, "low": interval.low, "high": interval.high}
-
-
-def test_differences_are_given_for_every_score_that_was_taken(answered: list[dict[str, Any]]) -> None:
-    summary = by_method(summarise(answered))
-    assert set(summary["concat_reencoded"]["against_full"]) == set(METRICS)
-    assert set(summary["block_mask"]["against_full"]) == DISTANCES
-
-
-def test_without_full_among_the_methods_there_are_no_differences_but_distances() -> None:
-    (row,) = summarise(results_of(rows_of(2), ["concat_reencoded"]))
-    assert row["against_full"] == {}
-    assert row["kl"] > 0
-
-
-def test_no_rows_have_no_summary() -> None:
-    assert summarise([]) == []
 
 
 # --- resuming -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """`kvlink evaluate` from the command line to files: list, plan, run, go on, draw."""
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,9 @@ from typer.testing import CliRunner
 
 from kvlink import InputError
 from kvlink.cli import app
-from tiny import byte_tokenizer
+from kvlink.evaluation.case import Case
+from kvlink.evaluation.methods import available
+from tiny import NO_SYSTEM, byte_tokenizer
 from tiny_models import tiny_model
 
 Run = Callable[..., Any]
@@ -69,7 +73,7 @@ def test_list_shows_all_tasks_and_methods_and_runs_nothing(
     assert result.exit_code == 0
     assert result.stdout == (
         "tasks: 2wikimultihopqa, cacheblend_musique, cacheblend_wikimqa, hops, hotpotqa, multi_news, musique, needle, "
-        "nq, samsum, triviaqa\nmethods: block_mask, concat_local, concat_reencoded, full\n"
+        f"nq, samsum, triviaqa\nmethods: {', '.join(sorted(available()))}\n"
     )
     assert files(tmp_path) == []
 
@@ -99,7 +103,7 @@ def test_the_results_are_rows_of_the_agreed_fields(run: Run) -> None:
     found = json.loads(run("--json", "-").stdout)["results"]
     assert [set(row) for row in found] == [
         {
-            *("task", "method", "n", "em", "f1", "substring", "rouge_l", "nll", "kl", "agreement"),
+            *("task", "method", "n", "rows", "em", "f1", "substring", "rouge_l", "nll", "kl", "agreement"),
             *("ttft_s", "tokens_computed", "bytes_loaded", "against_full"),
         }
     ] * (2 * len(METHODS))
@@ -121,12 +125,14 @@ def test_a_method_that_is_asked_for_twice_runs_once(run: Run) -> None:
 
 def test_the_settings_of_the_run_stand_in_the_json(run: Run) -> None:
     found = json.loads(run("--json", "-", "--max-documents", 2, "--max-tokens-context", 900).stdout)["settings"]
-    assert {key: found[key] for key in ("methods", "max_documents", "max_tokens_context", "generate", "seed")} == {
+    assert {key: found[key] for key in found if key not in {"model", "prompt_version"}} == {
         "methods": list(METHODS),
         "max_documents": 2,
         "max_tokens_context": 900,
         "generate": False,
         "seed": 0,
+        "tasks": TASKS.replace(",n", " n").split(),
+        "limit": 2,
     }
 
 
@@ -176,6 +182,23 @@ def test_errors_of_rows_are_told_on_standard_error_and_the_run_goes_on(run: Run,
     assert row["errors"][0] in result.stderr.replace("\n", " ")
 
 
+def test_names_and_errors_that_look_like_markup_are_shown_as_they_are(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Case, *_: object, **__: object) -> None:
+        raise InputError("the text holds '[/INST]'")
+
+    name = "[b]mine[/b].jsonl"
+    write_rows(tmp_path / name, [given_row(0, 2, gold=[0, 1])])
+    result = run("--methods", "full", "--max-documents", 1, tasks=name)
+    assert name in result.stdout
+    assert f"{name}: 1 of 1 rows exceed" in result.stderr
+    assert name in run("--methods", "full", "--plan", tasks=name).stdout
+    monkeypatch.setattr(Case, "__init__", refuse)
+    with pytest.raises(InputError, match=r"the text holds '\[/INST\]'"):
+        run("--methods", "full", tasks=name)
+
+
 def test_what_was_dropped_stands_in_the_rows(run: Run, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "mine.jsonl", [given_row(0, 5, gold=[4])])
     run("--out", "run", "--max-documents", 2, tasks=path)
@@ -188,6 +211,47 @@ def test_files_of_a_run_hold_no_texts_of_rows(run: Run, tmp_path: Path) -> None:
     run("--out", "run", "--json", "run/results.json", "--generate", tasks=path)
     written = "".join((tmp_path / "run" / name).read_text("utf-8") for name in ("rows.jsonl", "results.json"))
     assert [word for word in ("Wherefore", "Xylophone", "Quagmire", "brouhaha") if word in written] == []
+
+
+def test_rows_that_exceed_the_limits_are_told_on_standard_error(run: Run, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "mine.jsonl", [given_row(0, 5, gold=[3, 4]), given_row(1, 5, gold=[4])])
+    result = run("--out", "run", "--json", "-", "--max-documents", 1, tasks=path)
+    assert f"{path.name}: 1 of 2 rows exceed the limits" in " ".join(result.stderr.split()).replace(f"{tmp_path}/", "")
+    over = {(r["id"], json.dumps(r.get("over_limit"))) for r in results(tmp_path / "run" / "rows.jsonl")}
+    assert over == {("r0", '{"documents": 1}'), ("r1", "null")}
+    assert {row["over_limit"] for row in json.loads(result.stdout)["results"]} == {1}
+
+
+def test_the_table_says_how_many_of_the_rows_were_scored(run: Run, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "mine.jsonl", [given_row(0), given_row(1, answers=[]), given_row(2)])
+    assert "2 of 3" in run("--methods", "full", tasks=path, limit=None).stdout
+
+
+@pytest.fixture
+def without_system(tmp_path: Path) -> str:
+    """A folder with a tiny model whose chat template refuses system prompts, as Gemma's does."""
+    tokenizer = byte_tokenizer(NO_SYSTEM)
+    folder = tmp_path / "no-system"
+    tiny_model("llama", vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_run_that_could_score_nothing_fails_with_the_reason_and_keeps_its_results(
+    run: Run, tmp_path: Path, without_system: str
+) -> None:
+    with pytest.raises(InputError, match=r"nothing could be scored on hops\(.*\): a system prompt .* refuses it"):
+        run("-m", without_system, "--json", "a.json", "--plot", "a.svg")
+    found = json.loads((tmp_path / "a.json").read_text("utf-8"))["results"]
+    assert {(row["n"], row["rows"]) for row in found} == {(0, 2)}
+    assert (tmp_path / "a.svg").is_file()
+
+
+def test_a_task_of_which_nothing_could_be_scored_fails_the_run_beside_others(run: Run, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "mine.jsonl", [given_row(0, answers=[])])
+    with pytest.raises(InputError, match=r"scored on \S*mine.jsonl: no row has an answer, see --generate$"):
+        run(tasks=f"{path},{NEEDLE}")
+    assert run("--generate", "--methods", "full", tasks=f"{path},{NEEDLE}", limit=1).exit_code == 0
 
 
 # --- going on -------------------------------------------------------------------------------------------------------
@@ -210,6 +274,42 @@ def test_a_run_that_goes_on_ends_with_the_same_rows_and_summary(run: Run, tmp_pa
         return [{key: row[key] for key in ("task", "method", "n", "nll", "kl", "agreement")} for row in rows]
 
     assert numbers(found) == numbers(whole)
+
+
+def shown(result: Any) -> list[tuple[str, int]]:
+    """Return the tasks of a summary and how many rows of each were scored."""
+    return [(row["task"], row["n"]) for row in json.loads(result.stdout)["results"] if row["method"] == "full"]
+
+
+HOPS, NEEDLE = "hops(documents=2,tokens=5)", "needle(documents=2,tokens=5)"
+
+
+def test_a_run_may_go_on_with_more_rows_and_more_tasks(run: Run, tmp_path: Path) -> None:
+    run("--out", "run", tasks=HOPS, limit=1)
+    before = results(tmp_path / "run" / "rows.jsonl")
+    found = run("--out", "run", "--resume", "--json", "-", tasks=f"{NEEDLE},{HOPS}", limit=2)
+    assert shown(found) == [(NEEDLE, 2), (HOPS, 2)]
+    after = results(tmp_path / "run" / "rows.jsonl")
+    assert (after[: len(before)], len(after)) == (before, 4 * len(METHODS))
+
+
+def test_what_was_asked_for_earlier_stays_in_the_file_and_out_of_the_summary(run: Run, tmp_path: Path) -> None:
+    run("--out", "run", limit=2)
+    before = (tmp_path / "run" / "rows.jsonl").read_bytes()
+    assert shown(run("--out", "run", "--resume", "--json", "-", tasks=NEEDLE, limit=1)) == [(NEEDLE, 1)]
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
+
+
+def test_rows_of_the_same_ids_in_other_data_do_not_go_on(run: Run, tmp_path: Path) -> None:
+    for folder, answer in (("a", "one"), ("b", "another")):
+        write_rows(tmp_path / folder / "nq.jsonl", [given_row(n, answers=[answer]) for n in range(2)])
+    run("--out", "run", "--data", "a", tasks="nq")
+    before = (tmp_path / "run" / "rows.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"run/rows.jsonl holds results of another row 'r0' of nq"):
+        run("--out", "run", "--resume", "--data", "b", tasks="nq")
+    assert (tmp_path / "run" / "rows.jsonl").read_bytes() == before
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert shown(run("--out", "run", "--resume", "--json", "-", "--data", "c", tasks="nq")) == [("nq", 2)]
 
 
 def test_results_are_not_overwritten_unasked(run: Run) -> None:
@@ -256,14 +356,53 @@ def test_a_plan_writes_nothing_but_itself(run: Run, tmp_path: Path) -> None:
         (("--tasks", "mine.jsonl"), "there is no file mine.jsonl"),
         (("--tasks", "nq", "--data", "sets"), "sets/nq.jsonl is missing"),
         (("--tasks", "hops(documents=1)"), "two hops needs two documents"),
+        (("--tasks", "empty.jsonl"), "empty.jsonl has no rows"),
+        (("--tasks", "a/b/c/d"), "no name of the hub"),
+        (("--json", "blocked/a.json"), "the results cannot be written to blocked/a.json: .*blocked is no folder"),
+        (("--json", "folder"), "the results cannot be written to folder: it is a folder"),
+        (("--plot", "blocked/a.svg"), "the plot cannot be written to blocked/a.svg: .*blocked is no folder"),
+        (("--plot", "a.txt"), r"the plot cannot be written to a.txt: name it .svg or .png"),
+        (("--plot", "plot"), r"the plot cannot be written to plot: name it .svg or .png"),
     ],
 )
 def test_what_cannot_be_run_is_an_error_before_the_model_is_loaded(
     run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("blocked", "empty.jsonl"):
+        (tmp_path / name).write_text("")
     with pytest.raises(InputError, match=message):
         run(*arguments, "--out", "run", "-m", "no/such/model")
-    assert files(tmp_path) == []
+    assert files(tmp_path) == ["blocked", "empty.jsonl"]
+
+
+def test_a_folder_of_rows_that_cannot_be_made_is_an_error_before_the_model_is_loaded(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("")
+    with pytest.raises(InputError, match=r"rows cannot be written to blocked/rows.jsonl"):
+        run("--out", "blocked", "-m", "no/such/model")
+
+
+@pytest.mark.parametrize("more", [(), ("--plan",)])
+def test_going_on_needs_a_folder_to_go_on_with(run: Run, more: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="--resume goes on with the rows in --out, and no --out is given"):
+        run("--resume", *more, "-m", "no/such/model")
+
+
+def test_a_missing_matplotlib_is_noticed_before_the_model_is_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=re.escape("pip install 'kvlink[plot]'")):
+        run("--plot", "a.svg", "-m", "no/such/model")
+
+
+def test_a_missing_rouge_score_is_noticed_before_the_model_is_loaded_if_it_is_needed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # type: ignore[arg-type]
+    path = write_rows(tmp_path / "mine.jsonl", [given_row(0, task="summarization")])
+    with pytest.raises(InputError, match=re.escape("pip install 'kvlink[evaluate]'")):
+        run("--generate", "-m", "no/such/model", tasks=path)
+    for arguments, tasks in ((("--generate",), NEEDLE), ((), path)):  # no summaries, no answers
+        assert run(*arguments, "--methods", "full", tasks=tasks, limit=1).exit_code == 0
 
 
 @pytest.mark.parametrize("option", ["--limit", "--max-documents", "--max-tokens-context"])

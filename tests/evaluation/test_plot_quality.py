@@ -8,7 +8,7 @@ from benches import results_of, row_of, rows_of
 
 from kvlink import InputError
 from kvlink.evaluation.evaluate import summarise
-from kvlink.evaluation.plot import plot_quality
+from kvlink.evaluation.plot import plot_quality, require_plot
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,24 @@ def test_several_tasks_are_drawn_in_one_figure(summary: list[dict[str, Any]], tm
 def test_a_task_whose_rows_have_no_answers_is_drawn_without_bars(summary: list[dict[str, Any]], tmp_path: Path) -> None:
     unscored = summarise([{**result, "task": "unscored"} for result in results_of([row_of(answers=[])])])
     assert "</svg>" in drawn([*summary, *unscored], tmp_path / "a.svg")
+
+
+def test_tasks_of_which_nothing_was_scored_are_drawn_without_bars(tmp_path: Path) -> None:
+    assert "</svg>" in drawn(summarise(results_of([row_of(answers=[])])), tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize("name", ["a.svg", "new/folder/a.png", "a.PNG", "a.pdf"])
+def test_a_figure_that_can_be_written_is_not_written_yet(tmp_path: Path, name: str) -> None:
+    require_plot(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file/a.svg", "folder.svg", "a.txt", "a"])
+def test_a_figure_that_cannot_be_written_is_noticed_before_anything_is_drawn(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(InputError, match=f"^the plot cannot be written to {tmp_path / place}: "):
+        require_plot(tmp_path / place)
 
 
 @pytest.mark.parametrize("place", ["file/a.svg", "folder.svg", "a.txt"])

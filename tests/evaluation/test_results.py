@@ -1,6 +1,8 @@
 """The JSON that `--json` writes: the fields that were agreed on, on standard output or in a file."""
 
 import json
+import math
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvlink import InputError
-from kvlink.evaluation.results import machine, versions, write_results
+from kvlink.evaluation.results import finite, machine, require_writable, versions, write_results
 
 ROWS = [{"arm": "full", "median_s": 0.5}, {"arm": "assembled", "median_s": 0.1}]
 
@@ -72,6 +74,54 @@ def test_any_text_can_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[s
     write_results(target, "ask", [{"answer": text}])
     found = capsys.readouterr().out if path == "-" else Path(target).read_text("utf-8")
     assert json.loads(found)["results"] == [{"answer": text.replace("\ud800", "?")}]
+
+
+@pytest.mark.parametrize("path", ["-", "a.json"])
+def test_what_json_cannot_hold_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str) -> None:
+    given = {"nll": math.nan, "samples_s": [0.5, math.inf, (-math.inf, 1)], "on_full": {"kl": math.nan, "n": 3}}
+    write_results(path if path == "-" else tmp_path / path, "ask", [given])
+    text = capsys.readouterr().out if path == "-" else (tmp_path / path).read_text("utf-8")
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found["results"] == [{"nll": None, "samples_s": [0.5, None, [None, 1]], "on_full": {"kl": None, "n": 3}}]
+
+
+@pytest.mark.parametrize("value", [0.5, 7, True, None, "nan", [], {}, [1.5, "x"], {"a": [None]}], ids=repr)
+def test_everything_else_stays_as_it_is(value: object) -> None:
+    assert finite(value) == value
+
+
+# --- places ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["a.json", "new/folder/a.json", "there.json", "-"])
+def test_a_place_that_can_be_written_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.json").write_text("kept")
+    require_writable(place, "the results")
+    assert [path.name for path in tmp_path.iterdir()] == ["there.json"]
+    assert (tmp_path / "there.json").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"), [("folder", "it is a folder"), ("file/a.json", "file is no folder"), ("file/b/a.json", "file is")]
+)
+def test_a_place_that_cannot_be_written_is_an_error_that_says_why(tmp_path: Path, place: str, why: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=f"^the plot cannot be written to {tmp_path / place}: .*{why}"):
+        require_writable(tmp_path / place, "the plot")
+
+
+@pytest.mark.parametrize(("place", "asked"), [("new/a.json", "."), ("there.json", "there.json")])
+def test_a_place_without_permission_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, asked: str
+) -> None:
+    (tmp_path / "there.json").write_text("")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / asked or mode != os.W_OK)
+    with pytest.raises(InputError, match=f"no permission to write {tmp_path / asked}"):
+        require_writable(tmp_path / place, "the results")
 
 
 def test_the_machine_is_described_without_names_of_hosts_or_users() -> None:

@@ -1,7 +1,9 @@
 """A run's file survives a kill at any byte, belongs to one run at a time, and is never mixed with another run's."""
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import pytest
 from kvlink import InputError
 from kvlink.evaluation.evaluate import Limits, settings_of
 from kvlink.evaluation.rows import RowsFile
+from kvlink.training.data import Row
 
 METHODS = ("full", "other")
 SETTINGS = settings_of(model={"name": "tiny", "digest": "ab"}, methods=METHODS, limits=Limits(), generate=True, seed=0)
@@ -20,7 +23,12 @@ SETTINGS = settings_of(model={"name": "tiny", "digest": "ab"}, methods=METHODS, 
 
 def results(number: int, task: str = "t") -> list[dict[str, Any]]:
     """Return what one row gives: a result per method, with an answer of many-byte characters."""
-    return [{"task": task, "id": f"r{number}", "method": m, "nll": number / 3, "answer": "schön 猫"} for m in METHODS]
+    about = {"task": task, "id": f"r{number}", "digest": row(number).digest}
+    return [{**about, "method": m, "nll": number / 3, "answer": "schön 猫"} for m in METHODS]
+
+
+def row(number: int, question: str = "Which?") -> Row:
+    return Row(f"r{number}", f"{question} {number}", (), ())
 
 
 def run(folder: Path, *, resume: bool = False, rows: int = 3) -> Path:
@@ -81,6 +89,15 @@ def test_a_row_is_done_once_it_is_written(tmp_path: Path) -> None:
         assert file.done("t", "r0")
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_json_cannot_hold_is_written_as_null(tmp_path: Path, value: float) -> None:
+    with RowsFile(tmp_path, SETTINGS, resume=False) as file:
+        file.append([{**result, "nll": value} for result in results(0)])
+    for line in file.path.read_text("utf-8").splitlines()[1:]:
+        found = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        assert found["nll"] is None
+
+
 def test_a_row_of_another_task_is_not_done(tmp_path: Path) -> None:
     with RowsFile(tmp_path, SETTINGS, resume=False) as file:
         file.append(results(0))
@@ -135,6 +152,30 @@ def test_a_run_may_go_on_with_more_rows(folder: Path) -> None:
 
 def test_resuming_where_nothing_is_begins_a_run(tmp_path: Path, whole: bytes) -> None:
     assert run(tmp_path / "new", resume=True).read_bytes() == whole
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2], [1], [], [0, 1, 2, 3, 4], [7]])
+def test_a_run_may_go_on_with_any_rows_of_which_none_has_changed(folder: Path, numbers: list[int]) -> None:
+    with RowsFile(folder, SETTINGS, resume=True) as file:
+        file.require("t", [row(number) for number in numbers])
+        file.require("u", [row(number, "Another?") for number in numbers])
+
+
+def test_rows_that_have_changed_are_refused_by_name(folder: Path) -> None:
+    before = (folder / "rows.jsonl").read_bytes()
+    with (
+        RowsFile(folder, SETTINGS, resume=True) as file,
+        pytest.raises(InputError, match="holds results of another row 'r2' of t: its texts, answers or gold differ"),
+    ):
+        file.require("t", [row(0), row(1), row(2, "Another?")])
+    assert (folder / "rows.jsonl").read_bytes() == before
+
+
+def test_results_that_do_not_say_of_which_rows_they_are_are_refused(folder: Path) -> None:
+    path = folder / "rows.jsonl"
+    path.write_text(re.sub(r'"digest": "\w+", ', "", path.read_text("utf-8")), "utf-8")
+    with RowsFile(folder, SETTINGS, resume=True) as file, pytest.raises(InputError, match="another row 'r0'"):
+        file.require("t", [row(0)])
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from benches import given_row, write_rows
 
 from kvlink import InputError
 from kvlink.core.scores import normalise
-from kvlink.evaluation.tasks import FILES, SHOTS, names, task_rows
+from kvlink.evaluation.tasks import EXAMPLES, FILES, SHOTS, names, task_rows
 from kvlink.training.data import Row
+from kvlink.training.hub import parse_name
 
 PAIRS = "train/samsum_validation.jsonl.gz"
 
@@ -103,14 +106,61 @@ def test_without_a_folder_and_without_datasets_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=rf"'{FILES[name][1]}' is no file here; .*install kvlink\[data\]"):
+    with pytest.raises(InputError, match=rf"'{re.escape(str(FILES[name][1]))}' is no file here; .*kvlink\[data\]"):
         task_rows(name, data=None, limit=1)
 
 
 @pytest.mark.parametrize("name", ["cacheblend_musique", "cacheblend_wikimqa"])
 def test_cacheblends_inputs_are_on_no_hub(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} is read from a folder only; give the folder"):
+    with pytest.raises(InputError, match=f"{FILES[name][0]} is read from a folder only; give the folder"):
         task_rows(name, data=None, limit=1)
+
+
+HUB = [name for name, (_, hub) in FILES.items() if hub]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
+    """Put a `datasets` in place whose sets all have eight rows of twelve documents; return what it is asked for."""
+    asked: list[tuple[str, str | None, str]] = []
+
+    def load_dataset(path: str, name: str | None, *, split: str) -> list[dict[str, Any]]:
+        asked.append((path, name, split))
+        return [given_row(n, 12, gold=[3], answers=[f"{split} {n}"]) for n in range(8)]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
+    return asked
+
+
+def parts(name: str) -> tuple[str, str | None, str]:
+    found = parse_name(name)
+    return found.dataset, found.config, found.split
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_without_a_folder_a_set_is_read_from_the_hub(hub: list[tuple[str, str | None, str]], name: str) -> None:
+    assert [row.id for row in task_rows(name, data=None, limit=2)] == ["r0", "r1"]
+    assert parts(str(FILES[name][1])) in hub
+
+
+def test_examples_before_a_samsum_dialogue_are_those_of_another_split(
+    hub: list[tuple[str, str | None, str]],
+) -> None:
+    (row,) = task_rows("samsum(shots=2)", data=None, limit=1)
+    assert [text.partition("Summary: ")[2] for text in texts(row)[:3]] == ["validation 0", "validation 1", ""]
+    assert set(hub) == {parts(EXAMPLES[1]), parts(str(FILES["samsum"][1]))}
+
+
+def test_without_datasets_the_examples_of_samsum_are_missed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=rf"examples before .*'{EXAMPLES[1]}' is no file here; .*; or shots=0"):
+        task_rows("samsum", data=None, limit=1)
+
+
+@pytest.mark.parametrize("asked", ["rajpurkar/squad", "mandarjoshi/trivia_qa/rc.web:train[:9]"])
+def test_a_name_of_the_hub_is_a_task(hub: list[tuple[str, str | None, str]], asked: str) -> None:
+    assert [row.id for row in task_rows(asked, data=Path("sets"), limit=2)] == ["r0", "r1"]
+    assert hub == [parts(asked)]
 
 
 ODD: dict[str, dict[str, Any]] = {
@@ -158,6 +208,20 @@ def test_an_nq_row_is_the_papers_row_of_ten_documents(tmp_path: Path) -> None:
     assert texts(row) == [f"Text {at} of 0." for at in (1, 2, 3, 4, 0, 5, 6, 7, 8, 9)]
 
 
+@pytest.mark.parametrize("at", [1, 4, 9, 15, 19])
+def test_gold_of_nq_is_moved_from_wherever_it_stands_in_the_set(tmp_path: Path, at: int) -> None:
+    (row,) = loaded(tmp_path, "nq(gold=4)", [given_row(0, 20, gold=[at])])
+    others = [n for n in range(20) if n != at][:9]
+    assert texts(row) == [f"Text {n} of 0." for n in (*others[:4], at, *others[4:])]
+    assert row.gold == (4,)
+
+
+@pytest.mark.parametrize("gold", [None, []])
+def test_without_a_gold_document_the_first_one_of_nq_is_moved(tmp_path: Path, gold: list[int] | None) -> None:
+    (row,) = loaded(tmp_path, "nq(gold=4)", [given_row(0, 20, gold=gold)])
+    assert (texts(row)[4], row.gold) == ("Text 0 of 0.", (4,))
+
+
 @pytest.mark.parametrize(("documents", "gold"), [(9, 8), (4, 3), (2, 1), (1, 0)])
 def test_with_fewer_documents_gold_of_nq_stands_last_at_most(tmp_path: Path, documents: int, gold: int) -> None:
     (row,) = loaded(tmp_path, "nq(gold=9)", [given_row(0, documents, gold=[0])])
@@ -187,7 +251,7 @@ def test_the_samsum_dialogue_itself_is_gold(tmp_path: Path) -> None:
 
 
 def test_missing_samsum_examples_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=f"{PAIRS}, which is missing; or shots=0"):
+    with pytest.raises(InputError, match=f"the examples before a samsum dialogue: .*{PAIRS} is missing.*; or shots=0"):
         loaded(tmp_path, "samsum", [given_row(0, 1)])
 
 
@@ -196,7 +260,8 @@ def test_samsum_without_examples_needs_no_file_of_them(tmp_path: Path) -> None:
 
 
 def test_an_example_without_a_dialogue_or_a_summary_is_passed_over(tmp_path: Path) -> None:
-    write_pairs(tmp_path, [given_row(0, 0), given_row(1, 1, answers=[]), given_row(2, 1, answers=["sum"])])
+    blank = {**given_row(3), "documents": [{"text": " "}]}
+    write_pairs(tmp_path, [given_row(0, 0), given_row(1, 1, answers=[]), blank, given_row(2, 1, answers=["sum"])])
     (row,) = loaded(tmp_path, "samsum(shots=1)", [given_row(77, 1)])
     assert texts(row)[0] == "Dialogue:\nText 0 of 2.\nSummary: sum"
 

@@ -2,15 +2,14 @@
 
 import gzip
 import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvlink import Document, InputError
+from kvlink.training import data
 from kvlink.training.data import SYSTEM, Row, parse_row, read_rows
 
 GIVEN: dict[str, Any] = {
@@ -165,58 +164,46 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, data: by
         list(read_rows(tmp_path / name))
 
 
-# --- names of the hub -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["mine.jsonl", "sets/mine.jsonl.gz"])
+def test_a_file_that_is_not_there_is_never_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(data, "hub_rows", lambda name: pytest.fail(f"{name} was asked of the hub"))
+    with pytest.raises(InputError, match=f"there is no file {name}"):
+        list(read_rows(name))
 
 
-def hub(monkeypatch: pytest.MonkeyPatch, rows: Sequence[dict[str, Any]] | Exception) -> list[tuple[str, str]]:
-    """Put a `datasets` in place that gives these rows, or fails; return what it is asked for."""
-    asked: list[tuple[str, str]] = []
-
-    def load_dataset(name: str, *, split: str) -> Sequence[dict[str, Any]]:
-        asked.append((name, split))
-        if isinstance(rows, Exception):
-            raise rows
-        return rows
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))  # type: ignore[arg-type]
-    return asked
+def test_a_name_that_is_no_file_is_one_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "hub_rows", lambda name: iter([(f"{name}:0", GIVEN), (f"{name}:1", {"question": 7})]))
+    rows = read_rows("some/set")
+    assert next(rows) == parse_row(GIVEN, "a")
+    with pytest.raises(InputError, match=r"^some/set:1: question is int"):
+        next(rows)
 
 
-def test_a_name_of_the_hub_without_datasets_installed_is_an_error_that_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"'some/set' is no file here; .* install kvlink\[data\], or give a path"):
-        list(read_rows("some/set"))
+# --- the same row again ---------------------------------------------------------------------------------------------
+
+CHANGES: list[dict[str, Any]] = [
+    {"question": "Who closes?"},
+    {"documents": GIVEN["documents"][:1]},
+    {"documents": GIVEN["documents"][::-1]},
+    {"documents": [{"title": "Office", "text": "Anna opens!"}, GIVEN["documents"][1]]},
+    {"documents": [{"title": "Hut", "text": "Anna opens."}, GIVEN["documents"][1]]},
+    {"answers": ["Ms Anna", "Anna"]},
+    {"task": "summarization"},
+    {"gold": [1]},
+    {"gold": None},
+]
 
 
-@pytest.mark.parametrize(("name", "split"), [("some/set", "validation"), ("some/set:test[:5]", "test[:5]")])
-def test_a_name_of_the_hub_may_say_its_split(monkeypatch: pytest.MonkeyPatch, name: str, split: str) -> None:
-    asked = hub(monkeypatch, [GIVEN])
-    assert [row.id for row in read_rows(name)] == ["r1"]
-    assert asked == [("some/set", split)]
+@pytest.mark.parametrize("fields", CHANGES, ids=str)
+def test_the_digest_of_a_row_changes_with_all_that_it_is_scored_on(fields: dict[str, Any]) -> None:
+    assert parse_row({**GIVEN, **fields}, "a").digest != parse_row(GIVEN, "a").digest
 
 
-@pytest.mark.parametrize("error", [OSError("no network"), ValueError("Config name is missing"), RuntimeError("gone")])
-def test_a_hub_that_cannot_be_asked_is_an_error_that_names_the_set(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    hub(monkeypatch, error)
-    with pytest.raises(InputError, match=f"'some/set' cannot be read: {error}; give a path instead"):
-        list(read_rows("some/set"))
+def test_the_digest_of_a_row_is_that_of_its_content_wherever_it_comes_from() -> None:
+    assert parse_row({**GIVEN, "id": "r2", "source": "elsewhere"}, "b").digest == parse_row(GIVEN, "a").digest
+    assert parse_row(GIVEN, "a").digest == "22e9f6520c69ca6e"
 
 
-def test_a_row_of_the_hub_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub(monkeypatch, [GIVEN, {"answer": "x"}])
-    with pytest.raises(InputError, match="some/set:1 has no answers, documents, question"):
-        list(read_rows("some/set"))
-
-
-def test_a_hub_set_of_another_layout_is_refused_and_never_read_as_rows_without_documents(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layout = {"id": "1", "question": "Who?", "context": {"title": []}, "answer": "Ada"}  # as HotpotQA has it
-    fake = SimpleNamespace(load_dataset=lambda *_, **__: [layout])
-    monkeypatch.setitem(sys.modules, "datasets", fake)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="has no answers, documents"):
-        list(read_rows("someone/some_set"))
+def test_texts_with_lone_surrogates_have_a_digest() -> None:
+    one, other = (parse_row({**GIVEN, "question": f"Why {c}?"}, "a").digest for c in ("\ud800", "\ud801"))
+    assert one != other

@@ -17,6 +17,9 @@ from torch import Tensor
 RESAMPLES = 10_000
 """Paired resamples of rows behind an interval."""
 
+_PICKS = 2**20
+"""Picks of rows that are held at a time: 8 MiB, however many rows and resamples there are."""
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -101,6 +104,13 @@ def paired_interval(
     differences = np.subtract(np.asarray(values, dtype=float), np.asarray(baseline, dtype=float))
     if differences.size == 0:
         raise ValueError("an interval needs at least one row")
-    picks = np.random.default_rng(seed).integers(0, differences.size, (resamples, differences.size))
-    low, high = np.percentile(differences[picks].mean(axis=1), [2.5, 97.5])
+    draw, rows = np.random.default_rng(seed), differences.size
+    at_once = max(1, _PICKS // rows)
+    means = np.concatenate(
+        [
+            differences[draw.integers(0, rows, (min(at_once, resamples - begin), rows))].mean(axis=1)
+            for begin in range(0, resamples, at_once)
+        ]
+    )
+    low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(differences.mean()), float(low), float(high))

@@ -22,6 +22,7 @@ class Bench:
 
     Attributes:
         context: Positions that the model accepts.
+        digest: Of the model (hex); bundles are held to it.
         assembler: The base model, K = 0.
         prefixes: Keys and values of sink prefixes and of S, by their ids.
     """
@@ -29,6 +30,7 @@ class Bench:
     runner: Runner
     prompter: Prompter
     context: int
+    digest: str = ""
     assembler: Assembler = field(init=False)
     prefixes: dict[Ids, Prefix | None] = field(default_factory=dict)
 
@@ -57,7 +59,10 @@ class Case:
     Attributes:
         prompt: The ids of S, the documents and T.
         scored: Ids of the first right answer and the end of the turn; empty without an answer.
+        gold: Positions in the prompt of the documents that hold the answer, or None if that is not known.
         dropped: Documents that were left out to keep to a limit.
+        over_limit: By how much the prompt exceeds what was asked for, though only gold documents are left: `documents`,
+            `tokens` (answer included); empty where all limits hold.
         tokenise_s: Seconds it took to get the ids.
     """
 
@@ -74,24 +79,44 @@ class Case:
         most = bench.context if max_tokens is None else min(max_tokens, bench.context)
         room = most - len(system) - len(tail) - len(self.scored)
         kept = within(documents, gold=row.gold or (), most=max_documents, room=room)
+        self.gold = None if row.gold is None else [at for at, (place, _) in enumerate(kept) if place in row.gold]
         self.dropped = len(documents) - len(kept)
+        self._places = [place for place, _ in kept]
+        self._cut: tuple[tuple[Ids, ...], ...] | None = None
         self.prompt = Prompt(system, tuple((ids,) for _, ids in kept), tail)
+        self.over_limit: dict[str, int] = {}
+        if max_documents is not None and len(kept) > max_documents:
+            self.over_limit["documents"] = len(kept) - max_documents
+        if max_tokens is not None and (over := self.prompt.num_tokens + len(self.scored) - max_tokens) > 0:
+            self.over_limit["tokens"] = over
         self.tokenise_s = perf_counter() - start
-        self._entries: dict[Ids, list[CacheEntry]] = {}
+        self._entries: dict[Ids, dict[Ids, CacheEntry]] = {}
 
-    def entries(self, sink: Ids) -> list[CacheEntry]:
-        """Return one entry per document, encoded behind a sink prefix; once per row and prefix."""
-        if sink not in self._entries:
-            made: dict[Ids, CacheEntry] = {}
-            prefix = self.bench.prefix(sink)
-            for batch in batches(dict.fromkeys(self.prompt.segments)):
-                made |= {entry.token_ids: entry for entry in self.bench.runner.encode(batch, prefix=prefix)}
-            self._entries[sink] = [made[ids] for ids in self.prompt.segments]
-        return self._entries[sink]
+    def entries(self, sink: Ids, *, cut: bool = False) -> list[CacheEntry]:
+        """Return one entry per segment, encoded behind a sink prefix; once per row and prefix.
 
-    def with_tail(self, tail: Ids) -> Prompt:
-        """Return the prompt with another T: its own and what has been generated, or is scored, behind it."""
-        return Prompt(self.prompt.system, self.prompt.documents, tail)
+        Args:
+            cut: Whether long documents are cut, as serving does with link tokens of two levels.
+        """
+        made = self._entries.setdefault(sink, {})
+        segments = self.with_tail(self.prompt.tail, cut=cut).segments
+        prefix = self.bench.prefix(sink)
+        for batch in batches(ids for ids in dict.fromkeys(segments) if ids not in made):
+            made |= {entry.token_ids: entry for entry in self.bench.runner.encode(batch, prefix=prefix)}
+        return [made[ids] for ids in segments]
+
+    def with_tail(self, tail: Ids, *, cut: bool = False) -> Prompt:
+        """Return the prompt with another T: its own and what has been generated, or is scored, behind it.
+
+        Args:
+            cut: Whether long documents are cut.
+        """
+        if not cut:
+            return Prompt(self.prompt.system, self.prompt.documents, tail)
+        if self._cut is None:
+            read = self.bench.prompter.segments
+            self._cut = tuple(read(self.row.documents[place], cut=True) for place in self._places)
+        return Prompt(self.prompt.system, self._cut, tail)
 
 
 def within(

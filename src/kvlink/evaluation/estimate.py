@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvlink.core.errors import KVLinkError
 from kvlink.evaluation.case import Bench, Case
 from kvlink.evaluation.evaluate import NEW_TOKENS, Limits
 from kvlink.training.data import Row
@@ -38,7 +39,10 @@ def estimate(
     for task, rows in tasks.items():
         tokens, seconds = 0, 0.0
         for row in rows:
-            case = Case(bench, row, max_documents=limits.max_documents, max_tokens=limits.max_tokens)
+            try:
+                case = Case(bench, row, max_documents=limits.max_documents, max_tokens=limits.max_tokens)
+            except KVLinkError:  # the run tells it and goes on
+                continue
             length = case.prompt.num_tokens
             tokens += length
             forward = per_token * length + per_pair * length**2

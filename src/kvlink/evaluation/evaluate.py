@@ -4,9 +4,10 @@ Each row is finished with all methods before the next begins, and is written at 
 where it stopped. `full` is always computed: its logits are what `kl` and `agreement` compare with.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from kvlink.core.errors import InputError, KVLinkError
 from kvlink.evaluation.case import Bench, Case, Ids
 from kvlink.evaluation.methods import Method, method_named
 from kvlink.evaluation.methods.full import Full
+from kvlink.evaluation.results import finite
 from kvlink.training.data import PROMPT_VERSION, Row
 
 NEW_TOKENS = {"qa": 32, "summarization": 96}
@@ -38,13 +40,15 @@ def evaluate_row(
 ) -> list[dict[str, Any]]:
     """Return one result per method, in their order.
 
-    A method that cannot carry the row has `error` in place of scores; the others go on. The time to first token is
-    that of the scored forward, in which the few ids of the answer stand behind the prompt.
+    A method that cannot carry the row has `error` in place of scores; the others go on. Scores that are no finite
+    numbers are None, with an `error`, too. The time to first token is that of the scored forward, in which the few ids
+    of the answer stand behind the prompt.
     """
+    about = {"task": task, "id": row.id, "digest": row.digest}
     try:
         case = Case(bench, row, max_documents=limits.max_documents, max_tokens=limits.max_tokens)
     except KVLinkError as error:  # such as a blank question, or a text that this tokenizer cannot read
-        return [{"task": task, "id": row.id, "method": name, "error": str(error)} for name in methods]
+        return [{**about, "method": name, "error": str(error)} for name in methods]
     over = case.prompt.num_tokens + len(case.scored) - bench.context
     limit = min(NEW_TOKENS[row.task], bench.context - case.prompt.num_tokens)
     found: list[dict[str, Any]] = []
@@ -57,13 +61,13 @@ def evaluate_row(
         bench.release(on_own.cache if on_own else None)
     for name, method in methods.items():
         result: dict[str, Any] = {
-            "task": task,
-            "id": row.id,
+            **about,
             "method": name,
             "documents": len(case.prompt.documents),
             "dropped": case.dropped,
             "prompt_tokens": case.prompt.num_tokens,
-            "gold": list(row.gold) if row.gold is not None else None,
+            "gold": case.gold,
+            **({"over_limit": case.over_limit} if case.over_limit else {}),
         }
         found.append(result)
         if over > 0:
@@ -83,7 +87,16 @@ def evaluate_row(
                 result["on_full"] = _distances(on_own.logits, other.logits, own[:ON_FULL_TOKENS])
         except (KVLinkError, NotImplementedError) as error:  # the latter from a method of another package
             result["error"] = str(error)
+        if wrong := _not_finite(result):
+            result |= finite(result)
+            result["error"] = f"{', '.join(wrong)}: no finite number; in float32 the model may not overflow (--dtype)"
     return found
+
+
+def _not_finite(result: Mapping[str, Any]) -> list[str]:
+    """Return the names of scores that JSON cannot hold, those on full attention's own answer included."""
+    every = {**result, **{f"on_full.{name}": value for name, value in result.get("on_full", {}).items()}}
+    return [name for name, value in every.items() if isinstance(value, float) and not math.isfinite(value)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,12 +158,21 @@ def rouge_l(found: str, answers: Sequence[str]) -> float:
     Raises:
         InputError: rouge-score is not installed.
     """
+    scorer = rouge_scorer()
+    return max(float(scorer.score(answer, found)["rougeL"].fmeasure) for answer in answers)
+
+
+def rouge_scorer() -> Any:
+    """Return what scores summaries.
+
+    Raises:
+        InputError: rouge-score is not installed.
+    """
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError as error:
         raise InputError("summaries are scored with rouge-score: pip install 'kvlink[evaluate]'") from error
-    scorer: Any = RougeScorer(["rougeL"], use_stemmer=True)
-    return max(float(scorer.score(answer, found)["rougeL"].fmeasure) for answer in answers)
+    return RougeScorer(["rougeL"], use_stemmer=True)
 
 
 METRICS = ("em", "f1", "substring", "rouge_l", "nll", "kl", "agreement")
@@ -160,37 +182,63 @@ COSTS = ("ttft_s", "tokens_computed", "bytes_loaded")
 """What a method costs; a mean over rows."""
 
 
+def asked_for(results: Sequence[dict[str, Any]], tasks: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+    """Return the results of these rows, task by task: a file may hold those of an earlier, larger run, too."""
+    ids = {task: {row.id for row in rows} for task, rows in tasks.items()}
+    return [result for task in tasks for result in results if result["task"] == task and result["id"] in ids[task]]
+
+
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row per task and method: means over rows, and paired intervals against `full` where it ran."""
+    """Return one row per task and method: means over rows, and paired intervals against `full` where it ran.
+
+    `rows` counts all, `n` those that were scored, `over_limit` those that exceed what was asked for.
+    """
     table: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in rows:
         table.setdefault((row["task"], row["method"]), {})[row["id"]] = row
-    found: list[dict[str, Any]] = []
-    for (task, method), by_id in table.items():
-        baseline = table.get((task, "full"), {})
-        scored = [row for row in by_id.values() if "error" not in row]
-        result: dict[str, Any] = {"task": task, "method": method, "n": len(scored)}
-        errors = sorted({row["error"] for row in by_id.values() if "error" in row})
-        if errors:
-            result["errors"] = errors
-        against: dict[str, dict[str, float]] = {}
-        for metric in (*METRICS, *COSTS):
-            values = {row["id"]: row[metric] for row in scored if row.get(metric) is not None}
-            result[metric] = sum(values.values()) / len(values) if values else None
-            pairs = [(v, baseline[k][metric]) for k, v in values.items() if baseline.get(k, {}).get(metric) is not None]
-            if metric in METRICS and method != "full" and pairs:
-                interval = scores.paired_interval([p[0] for p in pairs], [p[1] for p in pairs])
-                against[metric] = {
-                    "difference": interval.difference,
-                    "low": interval.low,
-                    "high": interval.high,
-                }
-        on_full = [row["on_full"] for row in scored if "on_full" in row]
-        if on_full:
-            result["on_full"] = {key: sum(o[key] for o in on_full) / len(on_full) for key in on_full[0]}
-        result["against_full"] = against
-        found.append(result)
-    return found
+    return [_summary(task, method, by_id, table.get((task, "full"), {})) for (task, method), by_id in table.items()]
+
+
+def _summary(
+    task: str, method: str, by_id: Mapping[str, dict[str, Any]], full: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
+    fair = {name: row for name, row in by_id.items() if "error" not in row}
+    result: dict[str, Any] = {"task": task, "method": method, "n": sum("nll" in row for row in fair.values())}
+    result["rows"] = len(by_id)
+    if errors := sorted({row["error"] for row in by_id.values() if "error" in row}):
+        result["errors"] = errors
+    if over := sum("over_limit" in row for row in by_id.values()):
+        result["over_limit"] = over
+    against: dict[str, dict[str, float]] = {}
+    for metric in (*METRICS, *COSTS):
+        values = {name: row[metric] for name, row in fair.items() if metric in row}
+        result[metric] = sum(values.values()) / len(values) if values else None
+        baseline = {name: row[metric] for name, row in full.items() if "error" not in row and metric in row}
+        both = [name for name in values if name in baseline]
+        if metric in METRICS and method != "full" and both:
+            interval = scores.paired_interval([values[name] for name in both], [baseline[name] for name in both])
+            against[metric] = asdict(interval)
+    on_full = [row["on_full"] for row in fair.values() if "on_full" in row]
+    if on_full:
+        result["on_full"] = {key: sum(one[key] for one in on_full) / len(on_full) for key in on_full[0]}
+    result["against_full"] = against
+    return result
+
+
+def require_scored(summary: Sequence[dict[str, Any]]) -> None:
+    """Make sure that each task has at least one row that some method could be scored on.
+
+    Raises:
+        InputError: A task has none; the message says why.
+    """
+    reasons: list[str] = []
+    for task in dict.fromkeys(row["task"] for row in summary):
+        own = [row for row in summary if row["task"] == task]
+        if not any(row["n"] or "on_full" in row for row in own):
+            errors = dict.fromkeys(error for row in own for error in row.get("errors", []))
+            reasons.append(f"{task}: {'; '.join(errors) or 'no row has an answer, see --generate'}")
+    if reasons:
+        raise InputError(f"nothing could be scored on {' | '.join(reasons)}")
 
 
 def evaluate(
@@ -219,7 +267,7 @@ def evaluate(
 def settings_of(
     *, model: dict[str, str], methods: Sequence[str], limits: Limits, generate: bool, seed: int
 ) -> dict[str, Any]:
-    """Return what must be the same for results to stand in one file."""
+    """Return what must be the same for results to stand in one file; which rows they are of may differ."""
     return {
         "model": model,
         "methods": list(methods),

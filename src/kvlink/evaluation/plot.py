@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlink.core.errors import InputError
+from kvlink.evaluation.results import require_writable
 
 COLOURS = {"full": "#6b7280", "cold": "#d97706", "host": "#0891b2", "warm": "#4f46e5"}
 
@@ -17,7 +18,7 @@ def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> N
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    plt = _pyplot()
+    plt = pyplot()
     links = max(row["links"] for row in rows)
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
     for arm in ("full", "cold", "host", "warm"):
@@ -53,7 +54,7 @@ def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> N
     axes.set_ylabel("time to first token, seconds")
     axes.set_title(f"{title}, {links} link tokens behind each document", fontsize=10)
     axes.legend(frameon=False, fontsize=9)
-    _save(plt, figure, [axes], path)
+    save(plt, figure, [axes], path)
 
 
 def plot_quality(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
@@ -62,7 +63,7 @@ def plot_quality(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    plt = _pyplot()
+    plt = pyplot()
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     methods = [name for name in dict.fromkeys(row["method"] for row in rows) if name != "full"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 0.7 * len(tasks) + 1.8), sharey=True, layout="constrained")
@@ -86,10 +87,27 @@ def plot_quality(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -
     right.axvline(0, color="#6b7280", linewidth=1)
     figure.suptitle(f"{title}: teacher-forced, the same rows and ids", fontsize=10)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    _save(plt, figure, [left, right], path)
+    save(plt, figure, [left, right], path)
 
 
-def _pyplot() -> Any:
+def require_plot(path: Path) -> None:
+    """Find out before a long run whether a figure could be drawn and written in the end.
+
+    Raises:
+        InputError: matplotlib is not installed, does not know files of this name, or the place cannot be written.
+    """
+    known = pyplot().Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise InputError(f"the plot cannot be written to {path}: name it .svg or .png, not {path.suffix or 'without'}")
+    require_writable(path, "the plot")
+
+
+def pyplot() -> Any:
+    """Return matplotlib's drawing interface, for files only and the same bytes each time.
+
+    Raises:
+        InputError: It is not installed.
+    """
     try:
         import matplotlib as mpl
 
@@ -101,7 +119,12 @@ def _pyplot() -> Any:
     return plt
 
 
-def _save(plt: Any, figure: Any, axes: Sequence[Any], path: Path) -> None:
+def save(plt: Any, figure: Any, axes: Sequence[Any], path: Path) -> None:
+    """Give the axes the house's look and write the figure.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
     for one in axes:
         one.grid(visible=True, which="both", alpha=0.2)
         one.set_axisbelow(True)

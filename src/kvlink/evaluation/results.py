@@ -1,13 +1,14 @@
 """The JSON that `--json` writes: what ran, on what, with which versions, and every sample."""
 
 import json
+import math
 import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvlink.core.errors import InputError
 
@@ -43,7 +44,7 @@ def write_results(
         **({"settings": dict(settings)} if settings else {}),
         "results": list(results),
     }
-    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     text = text.encode("utf-8", "replace").decode()  # names of files may hold lone surrogates
     if str(path) == "-":
         sys.stdout.write(text)
@@ -54,6 +55,39 @@ def write_results(
         target.write_text(text, "utf-8")
     except OSError as error:
         raise InputError(f"the results cannot be written to {target}: {error.strerror}") from error
+
+
+def finite(value: Any) -> Any:
+    """Return a value with None for every number in it that JSON cannot hold: not a number, infinite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in cast("Sequence[Any]", value)]
+    return value
+
+
+def require_writable(path: str | Path, what: str) -> None:
+    """Find out before a long run whether a file could be written in the end; nothing is created.
+
+    Args:
+        path: The file; `-`, which is standard output, always can.
+        what: What it is, for the error.
+
+    Raises:
+        InputError: It, or the nearest folder above it that exists, cannot be written.
+    """
+    target = Path(path)
+    if str(path) == "-":
+        return
+    if target.is_dir():
+        raise InputError(f"{what} cannot be written to {target}: it is a folder; name a file")
+    nearest = next(place for place in (target, *target.absolute().parents) if place.exists())
+    if nearest != target and not nearest.is_dir():
+        raise InputError(f"{what} cannot be written to {target}: {nearest} is no folder; name another place")
+    if not os.access(nearest, os.W_OK):
+        raise InputError(f"{what} cannot be written to {target}: no permission to write {nearest}; name another place")
 
 
 def machine() -> dict[str, Any]:

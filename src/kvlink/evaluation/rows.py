@@ -1,7 +1,8 @@
 """The rows file of a run: JSON Lines, one result per line, behind one line that says what the run was.
 
 A row's results are appended together and synced; a killed run leaves at most one unfinished line, which is cut off
-when the run goes on. One run at a time owns a folder.
+when the run goes on. One run at a time owns a folder. Tasks and limits of rows are no part of what a run was: each
+result says by a digest which row it belongs to, so that a run may go on with more tasks and more rows.
 """
 
 import fcntl
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlink.core.errors import InputError
-from kvlink.evaluation.results import SCHEMA
+from kvlink.evaluation.results import SCHEMA, finite
+from kvlink.training.data import Row
 
 
 class RowsFile:
@@ -42,6 +44,20 @@ class RowsFile:
             self._file.close()
             raise
         self._done = {(row["task"], row["id"]) for row in self.rows}
+
+    def require(self, task: str, rows: Sequence[Row]) -> None:
+        """Make sure that results that are there belong to these rows, not to others of the same ids.
+
+        Raises:
+            InputError: A row has changed since; the message names it.
+        """
+        digests = {row["id"]: row.get("digest") for row in self.rows if row["task"] == task}
+        for row in rows:
+            if digests.get(row.id, row.digest) != row.digest:
+                raise InputError(
+                    f"{self.path} holds results of another row {row.id!r} of {task}: its texts, answers or gold "
+                    "differ; give the rows of that run, or another --out"
+                )
 
     def done(self, task: str, row_id: str) -> bool:
         """Whether the results of a row are there."""
@@ -113,4 +129,4 @@ _HEAD = b'{"schema": '
 
 
 def _line(value: dict[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=False) + "\n"
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False) + "\n"

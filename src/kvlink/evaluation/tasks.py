@@ -1,7 +1,7 @@
 """Tasks: rows under a name. Real sets from a local folder or the hub, synthetic ones of any length, a user's file.
 
-A task is asked for by name with parameters, `nq(gold=4)`, or as a path to JSON Lines. Texts of real sets never
-leave the machine through result files: those hold ids and scores.
+A task is asked for by name with parameters, `nq(gold=4)`, as a path to JSON Lines, or as a name of the hub,
+`owner/name/config:split`. Texts of real sets never leave the machine through result files: those hold ids and scores.
 """
 
 import random
@@ -26,17 +26,20 @@ SHOTS = 5
 """Pairs of dialogue and summary that stand before a `samsum` dialogue."""
 
 FILES = {
-    "nq": ("nq.jsonl", "natural_questions"),
-    "2wikimultihopqa": ("2wikimultihopqa.jsonl", "2wikimultihopqa"),
-    "hotpotqa": ("hotpotqa.jsonl", "hotpotqa/hotpot_qa"),
-    "musique": ("musique.jsonl", "dgslibisey/MuSiQue"),
-    "triviaqa": ("triviaqa.jsonl", "mandarjoshi/trivia_qa"),
-    "multi_news": ("multi_news.jsonl", "alexfabbri/multi_news"),
-    "samsum": ("samsum.jsonl", "Samsung/samsum"),
+    "nq": ("nq.jsonl", "MemGPT/qa_data:train[:2655]"),
+    "2wikimultihopqa": ("2wikimultihopqa.jsonl", "framolfese/2WikiMultihopQA:validation"),
+    "hotpotqa": ("hotpotqa.jsonl", "hotpotqa/hotpot_qa/distractor:validation"),
+    "musique": ("musique.jsonl", "dgslibisey/MuSiQue:validation"),
+    "triviaqa": ("triviaqa.jsonl", "mandarjoshi/trivia_qa/rc:validation"),
+    "multi_news": ("multi_news.jsonl", "alexfabbri/multi_news:test"),
+    "samsum": ("samsum.jsonl", "knkarthick/samsum:test"),
     "cacheblend_musique": ("extra/cacheblend_musique_s.jsonl.gz", None),
     "cacheblend_wikimqa": ("extra/cacheblend_wikimqa_s_clean.jsonl.gz", None),
 }
 """Where a real set lies below the data folder, and its public name on the hub."""
+
+EXAMPLES = ("train/samsum_validation.jsonl.gz", "knkarthick/samsum:validation")
+"""Where the pairs before a `samsum` dialogue come from, as in `FILES`."""
 
 
 def names() -> list[str]:
@@ -48,7 +51,7 @@ def task_rows(asked: str, *, data: Path | None, limit: int | None, seed: int = 0
     """Return the rows of a task.
 
     Args:
-        asked: A name, perhaps with parameters, or the path of a JSON Lines file.
+        asked: A name, perhaps with parameters, the path of a JSON Lines file, or a name of the hub (with a slash).
         data: Folder of the real sets.
         limit: Only the first rows.
         seed: Of the synthetic tasks.
@@ -61,14 +64,19 @@ def task_rows(asked: str, *, data: Path | None, limit: int | None, seed: int = 0
         if not path.is_file():
             raise InputError(f"there is no file {asked}")
         return _distinct(_first(read_rows(path), limit), asked)
+    if "/" in asked.partition("(")[0]:
+        return _distinct(_first(read_rows(asked), limit), asked)
     name, parameters = parse_call(asked)
     if name not in names():
-        raise InputError(f"there is no task {name!r}; there are {', '.join(names())}, and paths of .jsonl(.gz) files")
+        raise InputError(
+            f"there is no task {name!r}; there are {', '.join(names())}, paths of .jsonl(.gz) files, and names of the "
+            "hub (owner/name/config:split)"
+        )
     try:
         numbers = {key: int(value) for key, value in parameters.items()}
         if name in SYNTHETIC:
             return _first(SYNTHETIC[name](seed=seed, **numbers), 50 if limit is None else limit)
-        rows = _real(name, data)
+        rows = _real(*FILES[name], data)
         shape = SHAPES.get(name)
         return _distinct(_first(shape(rows, data, **numbers) if shape else _unshaped(rows, **numbers), limit), asked)
     except (TypeError, ValueError) as error:
@@ -89,12 +97,12 @@ def _distinct(rows: list[Row], asked: str) -> list[Row]:
     return rows
 
 
-def _real(name: str, data: Path | None) -> Iterator[Row]:
-    file, hub = FILES[name]
+def _real(file: str, hub: str | None, data: Path | None) -> Iterator[Row]:
+    """Return the rows of a set: those in the data folder if there is one, else those of the hub."""
     if data is not None and (data / file).is_file():
         return read_rows(data / file)
     if data is not None or hub is None:
-        where = f"{data / file} is missing" if data else f"{name} is read from a folder only"
+        where = f"{data / file} is missing" if data else f"{file} is read from a folder only"
         raise InputError(f"{where}; give the folder of the sets with --data or KVLINK_DATA")
     return read_rows(hub)
 
@@ -104,7 +112,7 @@ def _unshaped(rows: Iterable[Row]) -> Iterable[Row]:
 
 
 def nq_rows(rows: Iterable[Row], data: Path | None, *, gold: int | None = None) -> Iterator[Row]:
-    """Make the paper's rows of ten documents: gold stands first in the source and is moved to 0, 4 or 9.
+    """Make the paper's rows of ten documents: the gold one, else the first, is moved to 0, 4 or 9.
 
     Source: arXiv 2502.16002, after Liu et al. 2023 (Lost in the Middle).
     """
@@ -112,25 +120,31 @@ def nq_rows(rows: Iterable[Row], data: Path | None, *, gold: int | None = None) 
         raise InputError(f"gold={gold} is no position of a document")
     for number, row in enumerate(rows):
         place = NQ_GOLD[number % len(NQ_GOLD)] if gold is None else gold
-        first, rest = row.documents[:1], row.documents[1:NQ_DOCUMENTS]
-        documents = (*rest[:place], *first, *rest[place:])
-        yield replace(row, documents=documents, gold=(min(place, len(rest)),) if first else ())
+        at = row.gold[0] if row.gold else 0
+        moved = row.documents[at : at + 1]
+        rest = (row.documents[:at] + row.documents[at + 1 :])[: NQ_DOCUMENTS - 1]
+        documents = (*rest[:place], *moved, *rest[place:])
+        yield replace(row, documents=documents, gold=(min(place, len(rest)),) if moved else ())
 
 
 def samsum_rows(rows: Iterable[Row], data: Path | None, *, shots: int = SHOTS) -> Iterator[Row]:
     """Put pairs of dialogue and summary before the dialogue, each pair one document; the dialogue itself is gold."""
-    file = (data or Path()) / "train" / "samsum_validation.jsonl.gz"
-    if shots and not file.is_file():
-        raise InputError(f"the examples before a samsum dialogue are read from {file}, which is missing; or shots=0")
-    examples = (row for row in (read_rows(file) if shots else ()) if row.documents and row.answers)
+    try:
+        found = _first(_complete(_real(*EXAMPLES, data)), shots) if shots else []
+    except InputError as error:
+        raise InputError(f"the examples before a samsum dialogue: {error}; or shots=0") from error
     pairs = [
         Document(f"Dialogue:\n{row.documents[0].text}\nSummary: {row.answers[0]}", name=f"pair {number}")
-        for number, row in enumerate(_first(examples, shots))
+        for number, row in enumerate(found)
     ]
     for row in rows:
         documents = tuple(replace(d, text=f"Dialogue:\n{d.text}") for d in row.documents)
         gold = tuple(range(len(pairs), len(pairs) + len(documents)))
         yield replace(row, documents=(*pairs, *documents), gold=gold)
+
+
+def _complete(rows: Iterable[Row]) -> Iterator[Row]:
+    return (row for row in rows if row.documents and not row.documents[0].is_blank and row.answers)
 
 
 _NAMES = "Aldo Berta Curdin Dorli Emil Flurina Gion Hanna Ilg Jolanda Kaspar Ladina Meinrad Nora Orsina Peider"

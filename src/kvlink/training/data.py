@@ -1,7 +1,7 @@
 """Rows: a question, documents, right answers; and the prompt that every method and every training step gives them.
 
 The form on disk is JSON Lines, gzipped or not: `{"id", "question", "documents": [{"title", "text"}], "answers",
-"task": "qa|summarization", "gold": [positions]}`. Hub names are read through `datasets` where it is installed.
+"task": "qa|summarization", "gold": [positions]}`. It knows nothing of the hub: `hub` gives its sets in the same form.
 """
 
 import gzip
@@ -9,12 +9,14 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from kvlink.core.document import Document, clean
 from kvlink.core.errors import InputError
+from kvlink.training.hub import hub_rows
 
 PROMPT_VERSION = 1
 """Changes whenever one of the texts below changes; stands in every result file."""
@@ -55,6 +57,13 @@ class Row:
     def text(self) -> str:
         """What stands behind the documents."""
         return QUESTION.format(question=self.question) if self.task == "qa" else self.question
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 (16 hex digits) of all but the id: tells whether a row is still the one that was scored."""
+        documents = [(document.title, document.text) for document in self.documents]
+        content = json.dumps([self.question, documents, self.answers, self.task, self.gold])
+        return blake3(content.encode()).hexdigest(length=8)
 
 
 def parse_row(given: Mapping[str, Any], where: str) -> Row:
@@ -102,15 +111,25 @@ def parse_row(given: Mapping[str, Any], where: str) -> Row:
 
 
 def read_rows(source: str | Path) -> Iterator[Row]:
-    """Yield the rows of a JSON Lines file (`.jsonl`, `.jsonl.gz`), or of a hub name with a split (`name:split`).
+    """Yield the rows of a JSON Lines file (`.jsonl`, `.jsonl.gz`), or of a set of the hub (`owner/name/config:split`).
 
     Raises:
-        InputError: There is no such file, a line is no row, or the hub cannot be asked.
+        InputError: There is no such file, a line is no row, or the hub cannot be asked or has another layout.
     """
     path = Path(source)
-    if not path.is_file():
-        yield from _hub_rows(str(source))
-        return
+    if not path.is_file() and path.suffix in (".jsonl", ".gz"):
+        raise InputError(f"there is no file {source}")
+    for where, given in read_objects(path) if path.is_file() else hub_rows(str(source)):
+        yield parse_row(given, where)
+
+
+def read_objects(source: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield file and line, and the object in it, of a JSON Lines file, gzipped or not; blank lines are passed over.
+
+    Raises:
+        InputError: The file cannot be read, or a line holds no object.
+    """
+    path = Path(source)
     for number, line in enumerate(_lines(path), start=1):
         if line.strip():
             where = f"{path.name}:{number}"
@@ -120,7 +139,7 @@ def read_rows(source: str | Path) -> Iterator[Row]:
                 raise InputError(f"{where} is no JSON: {error}") from error
             if not isinstance(given, dict):
                 raise InputError(f"{where} is {type(given).__name__}, an object is needed")
-            yield parse_row(given, where)
+            yield where, given
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -130,24 +149,3 @@ def _lines(path: Path) -> Iterator[str]:
             yield from lines
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-
-
-def _hub_rows(name: str) -> Iterator[Row]:
-    dataset, _, split = name.partition(":")
-    try:
-        datasets: Any = import_module("datasets")
-    except ImportError as error:
-        raise InputError(
-            f"{name!r} is no file here; to read it as a data set of the hub, install kvlink[data], or give a path"
-        ) from error
-    try:
-        loaded: Any = datasets.load_dataset(dataset, split=split or "validation")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"the hub's data set {dataset!r} cannot be read: {error}; give a path instead") from error
-    for number, given in enumerate(loaded):
-        if missing := sorted({"question", "documents", "answers"} - given.keys()):
-            raise InputError(
-                f"{name}:{number} has no {', '.join(missing)}: the hub's own layout of this set is not read yet; "
-                "write its rows as JSON Lines (docs/how-to/evaluate.md) and give the path"
-            )
-        yield parse_row(given, f"{name}:{number}")
