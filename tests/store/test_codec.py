@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,12 @@ from specimens import IDENTITY, entry, specimen
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import DamagedObject
 from kvlink.core.fingerprint import FORMAT, fingerprint
-from kvlink.store import StoredObject, check_head, encode, open_object
+from kvlink.store import CODECS, StoredObject, check_head, encode, open_object
 from kvlink.store.header import MAX_HEADER_BYTES, canonical_json
 
 DTYPES = {"bfloat16": torch.int16, "float16": torch.int16, "float32": torch.int32, "float64": torch.int64}
 GOOD = specimen()
+OBJECTS = {codec: encode(GOOD.entry, IDENTITY, codec=codec) for codec in CODECS}
 
 
 def opened(data: bytes | memoryview, *, name: str = GOOD.name, secret: bytes | None = None) -> StoredObject:
@@ -172,36 +174,51 @@ def test_read_only_memory_is_refused_with_what_to_do() -> None:
         open_object(memoryview(bytes(GOOD.data)), name=GOOD.name, codec="raw")
 
 
-def test_every_flipped_bit_of_the_head_is_found() -> None:
-    start = border(GOOD.data)
-    data = bytearray(GOOD.data)
-    for place in range(start):
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_flipped_bit_of_the_head_is_found(codec: str) -> None:
+    good = OBJECTS[codec]
+    data = bytearray(good)
+    for place in range(border(good)):
         data[place] ^= 1 << place % 8
         with pytest.raises(DamagedObject):
-            open_object(data, name=GOOD.name, codec="raw")
-        data[place] = GOOD.data[place]
-    assert opened(data)
+            open_object(data, name=GOOD.name, codec=codec)
+        data[place] = good[place]
+    assert open_object(data, name=GOOD.name, codec=codec)
 
 
-@given(st.integers(border(GOOD.data), GOOD.data.nbytes - 1), st.integers(1, 255))
+@pytest.mark.parametrize("codec", CODECS)
+@given(st.data(), st.integers(1, 255))
 @settings(max_examples=100, deadline=None)
-def test_every_changed_byte_of_the_payload_is_found(place: int, change: int) -> None:
-    data = bytearray(GOOD.data)
-    data[place] ^= change
-    assert "digest" in refused(data)
+def test_every_changed_byte_of_the_payload_is_found(codec: str, where: st.DataObject, change: int) -> None:
+    data = bytearray(OBJECTS[codec])
+    data[where.draw(st.integers(border(data), len(data) - 1))] ^= change
+    with pytest.raises(DamagedObject, match="digest"):
+        open_object(data, name=GOOD.name, codec=codec)
 
 
 START = border(GOOD.data)
-KEYS_END = START + GOOD.entry.keys.nbytes
 
 
-@pytest.mark.parametrize(
-    "length", [0, 1, 7, 8, 9, START - 1, START, START + 1, KEYS_END - 1, KEYS_END, KEYS_END + 1, GOOD.data.nbytes - 1]
-)
-def test_truncation_is_found_at_every_border(length: int) -> None:
-    refused(GOOD.data[:length])
-    with pytest.raises(DamagedObject):
-        check_head(GOOD.data[:length], name=GOOD.name, codec="raw")
+def borders(data: bytes | memoryview) -> list[int]:
+    """Where head, tensors and file begin and end, and the bytes around."""
+    start = border(data)
+    frame = json.loads(bytes(data[8:start]))
+    stops = [start + tensor["data_offsets"][1] for name, tensor in frame.items() if name != "__metadata__"]
+    return [0, 1, 7, 8, 9, *(at + off for at in (start, *stops) for off in (-1, 0, 1) if at + off < data.nbytes)]
+
+
+@pytest.mark.parametrize(("codec", "length"), [(codec, at) for codec, data in OBJECTS.items() for at in borders(data)])
+def test_truncation_is_found_at_every_border(codec: str, length: int) -> None:
+    for call in (open_object, check_head):
+        with pytest.raises(DamagedObject):
+            call(bytearray(OBJECTS[codec][:length]), name=GOOD.name, codec=codec)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_an_object_under_another_codec_is_found(codec: str) -> None:
+    for other in set(CODECS) - {codec}:
+        with pytest.raises(DamagedObject, match=f"its header says format 1, {GOOD.name}.{codec} and not"):
+            open_object(bytearray(OBJECTS[codec]), name=GOOD.name, codec=other)
 
 
 def test_appended_bytes_are_found() -> None:
@@ -333,6 +350,74 @@ HOSTILE_FRAMES: dict[str, Callable[[dict], object]] = {
 @pytest.mark.parametrize("change", HOSTILE_FRAMES.values(), ids=HOSTILE_FRAMES)
 def test_a_frame_that_is_not_the_canonical_one_is_refused(change: Callable[[dict], object]) -> None:
     refused(forge(outside=change))
+
+
+@pytest.mark.parametrize("codec", ["half", "int8", "int4"])
+def test_a_well_signed_header_that_names_another_codec_does_not_fit_its_tensors(codec: str) -> None:
+    forged = forge(lambda header: header.update(codec=codec))
+    with pytest.raises(DamagedObject, match="not the canonical one"):
+        open_object(bytearray(forged), name=GOOD.name, codec=codec)
+
+
+@pytest.mark.parametrize("codec", ["half", "int8", "int4"])
+def test_the_sizes_of_every_tensor_follow_from_the_header(codec: str) -> None:
+    frame = json.loads(bytes(OBJECTS[codec][8 : border(OBJECTS[codec])]))
+    for name, tensor in frame.items():
+        if name != "__metadata__":
+            turned = [*tensor["shape"][:2], *tensor["shape"][:1:-1]]
+            forged = forge(outside=partial(stretch, name=name, shape=turned), data=OBJECTS[codec])
+            if turned != tensor["shape"]:
+                with pytest.raises(DamagedObject, match="not the canonical one"):
+                    open_object(bytearray(forged), name=GOOD.name, codec=codec)
+
+
+def test_a_half_object_of_an_entry_of_16_bits_is_refused() -> None:
+    made, identity = entry(dtype=torch.float16), replace(IDENTITY, dtype="float16")
+    data = forge(lambda header: header.update(codec="half"), data=encode(made, identity))
+    with pytest.raises(DamagedObject, match="saves nothing"):
+        open_object(bytearray(data), name=fingerprint(identity, made.token_ids), codec="half")
+
+
+def with_number(codec: str, name: str, number: float, place: int) -> bytes:
+    """Write a number into a group of an object and sign it as anyone can."""
+    data = bytearray(OBJECTS[codec])
+    start = border(data)
+    begin, end = json.loads(bytes(data[8:start]))[name]["data_offsets"]
+    numbers = torch.frombuffer(data, dtype=torch.bfloat16, offset=start + begin, count=(end - begin) // 2)
+    numbers[place] = number
+    return forge(data=data)
+
+
+NUMBERS = [("int8", "key_scales"), ("int8", "value_scales"), ("int4", "key_scales"), ("int4", "value_lows")]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38])
+@pytest.mark.parametrize(("codec", "name"), NUMBERS)
+@pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
+def test_a_well_signed_object_whose_groups_have_no_numbers_is_refused(
+    codec: str, name: str, number: float, place: int
+) -> None:
+    with pytest.raises(DamagedObject, match=f"its {name} hold numbers that no entry gives"):
+        open_object(bytearray(with_number(codec, name, number, place)), name=GOOD.name, codec=codec)
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, -1.0])
+@pytest.mark.parametrize(("codec", "name"), NUMBERS)
+def test_a_scale_is_positive_and_a_low_end_need_not_be(codec: str, name: str, number: float) -> None:
+    data = bytearray(with_number(codec, name, number, 0))
+    if name == "value_lows":
+        assert open_object(data, name=GOOD.name, codec=codec)
+        return
+    with pytest.raises(DamagedObject, match=f"its {name} hold"):
+        open_object(data, name=GOOD.name, codec=codec)
+
+
+@pytest.mark.parametrize("number", [2.0**120, 2.0**-126, 1.0])
+@pytest.mark.parametrize(("codec", "name"), NUMBERS)
+def test_whatever_is_taken_decodes_to_numbers(codec: str, name: str, number: float) -> None:
+    found = open_object(bytearray(with_number(codec, name, number, -1)), name=GOOD.name, codec=codec).decode()
+    assert found.keys.isfinite().all()
+    assert found.values.isfinite().all()
 
 
 def test_a_frame_that_fits_its_header_but_not_its_ids_is_refused() -> None:

@@ -5,8 +5,9 @@ written) is still served, and the reason is told.
 """
 
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 from kvlink.core.entry import CacheEntry
@@ -15,14 +16,17 @@ from kvlink.core.fingerprint import Identity, fingerprint
 from kvlink.engine.usage import Source
 from kvlink.models.cache import Prefix
 from kvlink.models.runner import Runner
-from kvlink.store import codec
 from kvlink.store.base import Store
+from kvlink.store.codec import codec_named, encode
 
 BATCH_TOKENS = 2048
 """Tokens of one encoding batch, padding included: above it a batch gains nothing and costs memory."""
 
 MAX_PADDING = 0.1
 """Share of a batch that may be padding."""
+
+RAW = "raw"
+"""The codec that holds any entry, bit for bit."""
 
 Ids = tuple[int, ...]
 
@@ -56,7 +60,11 @@ class Loader:
         sink: Keys and values of the sink prefix, or None.
         provenance: Facts that stand in each object's header and in no name (model's name, template).
         secret: Keys the objects' digests, as it does in the store.
-        accept: Codecs that are taken, best first.
+        codec: How entries are written. What it has no place for (`store.codecs`) is written raw.
+        accept: Codecs that are taken, best first; None takes raw, then `codec`.
+
+    Raises:
+        ValueError: What would be written would not be taken, or there is no such codec.
     """
 
     def __init__(
@@ -68,15 +76,22 @@ class Loader:
         sink: Prefix | None,
         provenance: dict[str, str] | None = None,
         secret: bytes | None = None,
-        accept: Sequence[str] = ("raw",),
+        codec: str = RAW,
+        accept: Sequence[str] | None = None,
     ) -> None:
+        taken = tuple(dict.fromkeys((RAW, codec))) if accept is None else tuple(accept)
+        for name in (*taken, codec):
+            codec_named(name)
+        if codec not in taken:
+            raise ValueError(f"objects would be written as {codec} and read as {', '.join(taken)}; accept {codec}, too")
         self.store = store
         self.identity = identity
         self._runner = runner
         self.sink = sink
         self.provenance = provenance or {}
         self._secret = secret
-        self._accept = tuple(accept)
+        self._codec = codec
+        self._accept = taken
 
     def name(self, ids: Ids) -> str:
         """Return the fingerprint of a segment."""
@@ -127,13 +142,20 @@ class Loader:
                 name = self.name(entry.token_ids)
                 reason = "not in the store"
                 try:
-                    data = codec.encode(entry, self.identity, provenance=self.provenance, secret=self._secret)
-                    self.store.put(name, "raw", data)
+                    self.store.put(name, *self._written(entry))
                 except StoreError as error:
                     if must_keep:
                         raise
                     reason = f"not kept: {error}"
                 yield Loaded(name, entry, "encoded", None, reason)
+
+    def _written(self, entry: CacheEntry) -> tuple[str, memoryview]:
+        """Return an entry as an object, and in which codec it is."""
+        write = partial(encode, entry, self.identity, provenance=self.provenance, secret=self._secret)
+        if self._codec != RAW:
+            with suppress(ValueError):
+                return self._codec, write(codec=self._codec)
+        return RAW, write(codec=RAW)
 
 
 def batches(segments: Iterable[Ids], *, batch_tokens: int = BATCH_TOKENS) -> list[list[Ids]]:

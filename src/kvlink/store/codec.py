@@ -5,74 +5,33 @@ Whatever is opened has been verified in full, and is a view of the very bytes th
 
 import hmac
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeAlias, final
+from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import DamagedObject
 from kvlink.core.fingerprint import FORMAT, Identity, fingerprint
+from kvlink.store.codecs import CODECS, codec_named
+from kvlink.store.codecs.base import geometry_of, private_memory
 from kvlink.store.header import LENGTH_BYTES, MAX_HEADER_BYTES, Geometry, Header, TensorPlan
 
+__all__ = [
+    "CODECS",
+    "BytesLike",
+    "StoredObject",
+    "check_head",
+    "codec_named",
+    "encode",
+    "open_object",
+    "private_memory",
+]
+
 BytesLike: TypeAlias = bytes | bytearray | memoryview
-
-
-class Codec(ABC):
-    """How the numbers of an entry become named tensors and back. The file around them is the same for all codecs."""
-
-    @abstractmethod
-    def plan(self, geometry: Geometry, dtype: torch.dtype) -> dict[str, TensorPlan]:
-        """Return the tensors that an object holds, in the order of their bytes. `dtype` is that of the entry."""
-
-    @abstractmethod
-    def pack(self, entry: CacheEntry) -> dict[str, Tensor]:
-        """Return the planned tensors of `entry`."""
-
-    @abstractmethod
-    def unpack(self, tensors: Mapping[str, Tensor], token_ids: tuple[int, ...]) -> CacheEntry:
-        """Return the entry that was packed, as exactly as this codec can."""
-
-
-@final
-class Raw(Codec):
-    """Keys and values bit for bit. Unpacking copies nothing."""
-
-    def plan(self, geometry: Geometry, dtype: torch.dtype) -> dict[str, TensorPlan]:
-        """Return `keys`, then `values`."""
-        shape = (geometry.layers, geometry.kv_heads, geometry.tokens)
-        return {
-            "keys": TensorPlan(dtype, (*shape, geometry.head_dim)),
-            "values": TensorPlan(dtype, (*shape, geometry.value_dim)),
-        }
-
-    def pack(self, entry: CacheEntry) -> dict[str, Tensor]:
-        """Return keys and values as they are."""
-        return {"keys": entry.keys, "values": entry.values}
-
-    def unpack(self, tensors: Mapping[str, Tensor], token_ids: tuple[int, ...]) -> CacheEntry:
-        """Return an entry over the very tensors given."""
-        return CacheEntry(tensors["keys"], tensors["values"], token_ids)
-
-
-CODECS: Mapping[str, Codec] = MappingProxyType({"raw": Raw()})
-"""Every codec that this version reads and writes, by name."""
-
-
-def codec_named(codec: str) -> Codec:
-    """Return the codec. Guards paths, too: no other name may become part of one.
-
-    Raises:
-        ValueError: There is no such codec.
-    """
-    if codec not in CODECS:
-        raise ValueError(f"there is no codec {codec!r}; known are {', '.join(CODECS)}")
-    return CODECS[codec]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,23 +40,29 @@ class StoredObject:
 
     Attributes:
         name: Fingerprint of the entry.
+        dtype: That of the entry.
         provenance: Facts that do not decide the numbers (tokenizer, template, host).
         num_bytes: Bytes of the whole file.
+        data: The whole file, as it was verified; what another store is given.
         tensors: The codec's own tensors.
     """
 
     name: str
     codec: str
     identity: Identity
+    dtype: torch.dtype
     geometry: Geometry
     token_ids: tuple[int, ...]
     provenance: Mapping[str, str]
     num_bytes: int
+    data: memoryview = field(repr=False)
     tensors: Mapping[str, Tensor] = field(repr=False)
 
     def decode(self) -> CacheEntry:
-        """Return the entry; with `raw` its tensors are views of the object's bytes."""
-        return codec_named(self.codec).unpack(self.tensors, self.token_ids)
+        """Return the entry, in its own dtype; with `raw` its tensors are views of the object's bytes."""
+        return codec_named(self.codec).unpack(
+            self.tensors, geometry=self.geometry, dtype=self.dtype, token_ids=self.token_ids
+        )
 
 
 def encode(
@@ -119,9 +84,9 @@ def encode(
 
     Raises:
         ValueError: The entry is empty, its tensors are not of `identity.dtype`, that dtype or the codec is unknown,
-            or the header would be longer than `MAX_HEADER_BYTES`.
+            the codec has no place for what the entry holds (`raw` holds anything), or the header would be longer
+            than `MAX_HEADER_BYTES`.
     """
-    layers, kv_heads, tokens, head_dim = entry.keys.shape
     for tensor in (entry.keys, entry.values):
         if str(tensor.dtype) != f"torch.{identity.dtype}":
             raise ValueError(f"the identity says {identity.dtype}, but the entry holds {tensor.dtype}")
@@ -130,9 +95,7 @@ def encode(
         name=fingerprint(identity, entry.token_ids),
         codec=codec,
         identity=identity,
-        geometry=Geometry(
-            layers=layers, kv_heads=kv_heads, tokens=tokens, head_dim=head_dim, value_dim=entry.values.shape[3]
-        ),
+        geometry=geometry_of(entry),
         token_ids=entry.token_ids,
         provenance={str(key): str(value) for key, value in provenance.items()},
     )
@@ -168,15 +131,22 @@ def open_object(data: bytearray | memoryview, *, name: str, codec: str, secret: 
     # The digest that was found stays out of the message: keyed, it would let a reader of logs sign a forgery.
     if not hmac.compare_digest(header.digest_of(view[start:], secret), header.digest):
         raise _damaged(name, codec, f"its digest is not {header.digest}: changed, or signed with another secret")
+    tensors = _views(view, start, _plans(header))
+    try:
+        codec_named(codec).check(tensors)
+    except ValueError as error:
+        raise _damaged(name, codec, str(error)) from error
     return StoredObject(
         name=name,
         codec=codec,
         identity=header.identity,
+        dtype=header.dtype,
         geometry=header.geometry,
         token_ids=header.token_ids,
         provenance=MappingProxyType(header.provenance),
         num_bytes=view.nbytes,
-        tensors=MappingProxyType(_views(view, start, _plans(header))),
+        data=view,
+        tensors=MappingProxyType(tensors),
     )
 
 
@@ -188,11 +158,6 @@ def check_head(data: BytesLike, *, name: str, codec: str) -> None:
         ValueError: There is no such codec.
     """
     _read_head(_flat(data), name, codec)
-
-
-def private_memory(num_bytes: int) -> memoryview:
-    """Return fresh memory. numpy asks for huge pages, which makes it five times as fast to fill as a bytearray."""
-    return np.empty(num_bytes, dtype=np.uint8).data
 
 
 def _read_head(view: memoryview, name: str, codec: str) -> tuple[Header, int]:

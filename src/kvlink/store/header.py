@@ -28,8 +28,15 @@ _ALIGNMENT = 8
 _THREADED_BYTES = 2**20
 _CONTEXT = "kvlink 2025-11-29 digest of stored objects"
 _CONTEXT_OF_SIGNATURE = "kvlink 2025-11-29 signature of a store"
-_TAGS = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _TAGS}
+_TAGS = {
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _TAGS if dtype.is_floating_point}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
