@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvlink.core.document import Document
     from kvlink.core.errors import (
+        BundleRefused,
         ContextOverflow,
         DamagedObject,
         EmptyQuestion,
@@ -26,16 +27,21 @@ if TYPE_CHECKING:
         StoreFull,
         StoreUnusable,
         TextUnavailable,
+        TrainingDiverged,
     )
-    from kvlink.engine.engine import Assembled, Engine
+    from kvlink.engine.assembled import Assembled
+    from kvlink.engine.engine import Engine
     from kvlink.engine.stream import Stream
     from kvlink.engine.usage import Answer, DocumentUsage, Timings, Usage
+    from kvlink.models.bundle import Bundle
     from kvlink.store.disk import DiskStore
     from kvlink.store.memory import MemoryStore
 
 _HOMES = {
     "Answer": "engine.usage",
-    "Assembled": "engine.engine",
+    "Bundle": "models.bundle",
+    "BundleRefused": "core.errors",
+    "Assembled": "engine.assembled",
     "ContextOverflow": "core.errors",
     "DamagedObject": "core.errors",
     "DiskStore": "store.disk",
@@ -55,12 +61,15 @@ _HOMES = {
     "Stream": "engine.stream",
     "TextUnavailable": "core.errors",
     "Timings": "engine.usage",
+    "TrainingDiverged": "core.errors",
     "Usage": "engine.usage",
 }
 
 __all__ = [
     "Answer",
     "Assembled",
+    "Bundle",
+    "BundleRefused",
     "ContextOverflow",
     "DamagedObject",
     "DiskStore",
@@ -80,6 +89,7 @@ __all__ = [
     "Stream",
     "TextUnavailable",
     "Timings",
+    "TrainingDiverged",
     "Usage",
 ]
 

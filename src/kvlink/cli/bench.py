@@ -1,4 +1,4 @@
-"""`bench ttft|assembly|encode`: the figures of the documentation, measured here."""
+"""`bench codecs|ttft|assembly|encode|train-step|segments`: the figures of the documentation, measured here."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,11 +6,12 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kvlink.cli import options, show
+from kvlink.cli import bench_codecs, options, show
 
 app = typer.Typer(
     help="Measure on this machine, arms side by side; every sample goes into --json.", no_args_is_help=True
 )
+app.command()(bench_codecs.codecs)
 
 Documents = Annotated[int, typer.Option("--documents", min=1, help="Documents in each prompt.")]
 Tokens = Annotated[str, typer.Option("--tokens", help="Tokens per document, separated by commas.")]
@@ -127,3 +128,87 @@ def encode(
         table.add_row(str(row["documents"]), f"{row['tokens']:,}", row["arm"], speed, f"{row['ratio']:.2f}")
     show.out(json).print(table)
     write_results(json, "bench encode", rows, model=engine.model_info, seed=0)
+
+
+@app.command("train-step")
+def train_step(
+    documents: Documents = 10,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens of each document.")] = 200,
+    question: Annotated[int, typer.Option("--question", min=1, help="Tokens of the question.")] = 30,
+    answer: Annotated[int, typer.Option("--answer", min=1, help="Tokens of the answer.")] = 10,
+    links: Annotated[int, typer.Option("--links", min=1, help="Link tokens behind each document.")] = 6,
+    repeats: Repeats = 7,
+    model: options.Model = "demo",
+    dtype: options.Dtype = None,
+    json: options.Json = None,
+) -> None:
+    """One step of training links: on stored documents against a packed forward and backward over everything."""
+    from kvlink.evaluation.bench.train_step import Work, bench_train_step, runs_of
+    from kvlink.evaluation.results import write_results
+
+    work = Work(documents=documents, tokens=tokens, question=question, answer=answer, links=links)
+    with show.open_bench(model, dtype) as engine, show.bar() as progress:
+        task = progress.add_task("measuring", total=runs_of(repeats), rate="")
+        rows = bench_train_step(
+            engine, model=model, work=work, repeats=repeats, progress=lambda: progress.advance(task)
+        )
+    table = Table(
+        "arm", "rows", "median", "quartiles", "times faster", "peak memory", "share", title="one training step"
+    )
+    for row in rows:
+        known = row["step_bytes"] is not None
+        table.add_row(
+            row["arm"],
+            f"{row['rows']:,}",
+            f"{row['median_s']:.3f} s",
+            f"{row['q1_s']:.3f} - {row['q3_s']:.3f}",
+            f"{row['times_faster']:.1f} x",
+            show.size(row["step_bytes"]) if known else "unknown",
+            f"{row['memory_share']:.0%}" if known else "",
+        )
+    show.out(json).print(table)
+    write_results(json, "bench train-step", rows, model=engine.model_info, seed=0)
+
+
+@app.command()
+def segments(
+    data: Annotated[Path, typer.Option("--data", help="SQuAD's passages; their questions lie beside them.")],
+    split: Annotated[str, typer.Option("--split", help="Of the passages; links learn from `train`.")] = "dev",
+    tokens: Annotated[int, typer.Option("--tokens", min=1100, help="Tokens of each document.")] = 4000,
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Documents, of four questions each.")] = 8,
+    edits: Annotated[int, typer.Option("--edits", min=1, help="Edits of one paragraph.")] = 200,
+    links: options.Links = "auto",
+    foreign_links: options.ForeignLinks = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of passages and edits.")] = 1,
+    model: options.Model = "demo",
+    dtype: options.Dtype = None,
+    json: options.Json = None,
+) -> None:
+    """A long document in segments, with and without links, against the same in one piece; and what edits change."""
+    from statistics import median
+
+    from kvlink.evaluation.bench.segments import bench_edits, bench_segments, long_texts, summary
+    from kvlink.evaluation.results import write_results
+    from kvlink.training.squad import read_squad
+
+    articles = read_squad(data, data.with_name(data.name.replace("passages", "qa")), split=split)
+    with show.open_bench(model, dtype, links=links, foreign_links=foreign_links) as engine:
+        examples = long_texts(articles, engine, tokens=tokens, documents=documents, seed=seed)
+        with show.bar() as progress:
+            task = progress.add_task("answering", total=sum(len(one.questions) for one in examples), rate="")
+            rows = bench_segments(engine, examples, progress=lambda: progress.advance(task))
+        with show.waiting("editing"):
+            edited = bench_edits(engine, [one.documents[0] for one in examples], edits=edits, seed=seed)
+    found = summary(rows)
+    table = Table("arm", "KL to one piece", "agreement", title=f"{len(rows)} questions about {documents} documents")
+    for arm in ("without", "links"):
+        table.add_row(f"segments, {arm}", f"{found[arm]['kl']:.4f}", f"{found[arm]['agreement']:.3f}")
+    show.out(json).print(table)
+    changed = [count for one in edited for count in one.changed]
+    show.out(json).print(
+        f"KL with links: {found['ratio']:.2f} of that without. {edits} edits of a paragraph: {median(changed):g} "
+        f"segments encoded again in the median, {max(changed)} at most, of {median(one.segments for one in edited):g}",
+        highlight=False,
+    )
+    results = [{**found, "edits": {str(n): changed.count(n) for n in sorted(set(changed))}, "rows": rows}]
+    write_results(json, "bench segments", results, model=engine.model_info, seed=seed)

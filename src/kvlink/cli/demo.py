@@ -17,6 +17,8 @@ def demo(
     store: options.Store = None,
     dtype: options.Dtype = None,
     budget: options.Budget = options.GIGABYTES,
+    links: options.Links = "auto",
+    foreign_links: options.ForeignLinks = False,
     json: options.Json = None,
 ) -> None:
     """Encode twenty documents once, then answer questions by reuse and by full prefill, side by side.
@@ -28,7 +30,7 @@ def demo(
 
     console = show.out(json)
     documents, asked = corpus(), questions()
-    with show.open_engine(model, store, dtype, budget) as engine:
+    with show.open_engine(model, store, dtype, budget, links=links, foreign_links=foreign_links) as engine:
         with show.bar() as progress:
             task = progress.add_task("encoding", total=len(documents), rate="")
             rows = engine.encode(documents, progress=lambda _: progress.advance(task))

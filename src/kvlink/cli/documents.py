@@ -20,6 +20,8 @@ def encode(
     store: options.Store = None,
     dtype: options.Dtype = None,
     budget: options.Budget = options.GIGABYTES,
+    links: options.Links = "auto",
+    foreign_links: options.ForeignLinks = False,
     json: options.Json = None,
 ) -> None:
     """Encode every document of a folder into the store, once.
@@ -34,7 +36,7 @@ def encode(
     from kvlink.evaluation.results import write_results
 
     documents = read_corpus(folder)
-    with show.open_engine(model, store, dtype, budget) as engine:
+    with show.open_engine(model, store, dtype, budget, links=links, foreign_links=foreign_links) as engine:
         counts: dict[str, int] = dict.fromkeys(("encoded", "disk", "skipped"), 0)
         tokens, start = 0, perf_counter()
         with show.bar() as progress:
@@ -93,6 +95,8 @@ def ask(
     store: options.Store = None,
     dtype: options.Dtype = None,
     budget: options.Budget = options.GIGABYTES,
+    links: options.Links = "auto",
+    foreign_links: options.ForeignLinks = False,
     json: options.Json = None,
 ) -> None:
     """Answer a question from documents, reusing what the store holds.
@@ -107,7 +111,7 @@ def ask(
     documents = read_corpus(docs) if docs else []
     if top is not None:
         documents = best_documents(documents, question, top=top)
-    with show.open_engine(model, store, dtype, budget) as engine:
+    with show.open_engine(model, store, dtype, budget, links=links, foreign_links=foreign_links) as engine:
         stream = engine.stream(
             documents,
             question,
@@ -141,6 +145,8 @@ def plan(
     store: options.Store = None,
     dtype: options.Dtype = None,
     budget: options.Budget = options.GIGABYTES,
+    links: options.Links = "auto",
+    foreign_links: options.ForeignLinks = False,
     json: options.Json = None,
 ) -> None:
     """Say what encoding a folder would cost, and from how many uses on it pays; nothing is kept.
@@ -154,7 +160,10 @@ def plan(
     from kvlink.evaluation.results import write_results
 
     documents = read_corpus(corpus)
-    with show.open_engine(model, store, dtype, budget) as engine, show.waiting("measuring on a sample"):
+    with (
+        show.open_engine(model, store, dtype, budget, links=links, foreign_links=foreign_links) as engine,
+        show.waiting("measuring on a sample"),
+    ):
         made = make_plan(engine, documents)
     table = Table(title=f"{made.documents} documents in {escape(str(corpus))}", show_header=False)
     for name, value in (

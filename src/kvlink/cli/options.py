@@ -26,6 +26,18 @@ Budget = Annotated[
     float,
     typer.Option("--budget", envvar="KVLINK_BUDGET", help="Gigabytes that the store may take on the disk."),
 ]
+Links = Annotated[
+    str,
+    typer.Option(
+        "--links",
+        envvar="KVLINK_LINKS",
+        help="Trained link tokens: a file, `auto` for those that ship for exactly this model, or `none`.",
+    ),
+]
+ForeignLinks = Annotated[
+    bool,
+    typer.Option("--foreign-links", help="Take links of other weights of the same shape (another quantisation)."),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", help="Write the result as JSON to this file; `-` is standard output.", show_default=False),

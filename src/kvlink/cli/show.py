@@ -65,7 +65,15 @@ def waiting(what: str) -> Generator[None]:
         yield
 
 
-def open_engine(model: str, store: Path | None, dtype: str | None, budget: float) -> "Engine":
+def open_engine(
+    model: str,
+    store: Path | None,
+    dtype: str | None,
+    budget: float,
+    *,
+    links: str | None = "auto",
+    foreign_links: bool = False,
+) -> "Engine":
     """Load a model and open the store, showing that it goes on."""
     with waiting(f"loading {model}, checking that its keys can be moved"):
         from kvlink.engine.engine import Engine
@@ -73,18 +81,26 @@ def open_engine(model: str, store: Path | None, dtype: str | None, budget: float
         opened = open_store(store, budget)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", KVLinkWarning)
-            engine = Engine.from_pretrained(model, store=opened, dtype=dtype_named(dtype), secret=secret())
+            engine = Engine.from_pretrained(
+                model,
+                store=opened,
+                dtype=dtype_named(dtype),
+                secret=secret(),
+                links=None if links == "none" else links,
+                foreign_links=foreign_links,
+            )
     for warning in caught:
         err.print(f"[yellow]warning[/] {warning.message}", highlight=False)
     return engine
 
 
-def open_bench(model: str, dtype: str | None) -> "Engine":
-    """Load a model for a benchmark: with a store in memory that nothing else sees."""
+def open_bench(model: str, dtype: str | None, *, links: str | None = "none", foreign_links: bool = False) -> "Engine":
+    """Load a model for a benchmark, with a store in memory that nothing else sees; without links if none are named."""
     with waiting(f"loading {model}, checking that its keys can be moved"):
         from kvlink.engine.engine import Engine
 
-        return Engine.from_pretrained(model, dtype=dtype_named(dtype))
+        named = None if links == "none" else links
+        return Engine.from_pretrained(model, dtype=dtype_named(dtype), links=named, foreign_links=foreign_links)
 
 
 def sources(answer: "Answer") -> str:

@@ -7,6 +7,8 @@
     |- ModelError              the model, or something beside its weights, cannot be used
     |  |- ModelRefused         it could be loaded, but reuse would not be exact
     |  |- TextUnavailable      no tokenizer: only token ids can be handled
+    |  |- BundleRefused        link tokens that were trained for other weights, or cannot be read
+    |- TrainingDiverged        the loss is no number any more
     |- StoreError
        |- DamagedObject        bytes do not verify; never served, the entry is encoded again
        |- StoreFull            a byte budget or the disk is exhausted
@@ -59,6 +61,14 @@ class ModelRefused(ModelError):
 
 class TextUnavailable(ModelError):
     """There is no tokenizer, so text cannot become ids."""
+
+
+class BundleRefused(ModelError):
+    """A bundle of link tokens cannot be used with this model."""
+
+
+class TrainingDiverged(KVLinkError):
+    """Training came to a loss that is no number, again and again."""
 
 
 class StoreError(KVLinkError):

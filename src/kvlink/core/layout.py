@@ -116,6 +116,11 @@ class Layout:
         """Link tokens in the prompt."""
         return sum(len(span) for span in self.of(Kind.LINK))
 
+    @property
+    def behind_documents(self) -> int | None:
+        """First position behind the beginning of the first document, where a request-side adapter begins to act."""
+        return next((span.start for span in self.of(Kind.SEGMENT)), None)
+
     def request_rows(self, *, after: int = 0) -> Int[Tensor, " rows"]:
         """Return the positions that are computed at request time (group 0), from position `after` on."""
         positions = torch.arange(len(self))

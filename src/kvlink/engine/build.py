@@ -9,10 +9,13 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
-from kvlink.core.errors import InputError, KVLinkWarning
+from kvlink.core.errors import BundleRefused, InputError, KVLinkWarning
 from kvlink.core.fingerprint import Identity
 from kvlink.engine.loader import Ids, Loader
 from kvlink.models import checkpoint
+from kvlink.models.adapter import Adapter, attention_layers
+from kvlink.models.bundle import Bundle, check_bundle, read_bundle, shipped_cards, shipped_for
+from kvlink.models.links import LinkTokens
 from kvlink.models.probe import ProbeReport, require
 from kvlink.models.prompt import Prompter
 from kvlink.models.runner import Runner
@@ -31,6 +34,8 @@ class Parts(TypedDict):
     loader: Loader
     report: ProbeReport
     end_ids: Iterable[int]
+    links: LinkTokens | None
+    adapter: Adapter | None
 
 
 def build(
@@ -43,6 +48,8 @@ def build(
     device: str | torch.device | None,
     context: int | None,
     secret: bytes | None,
+    links: str | Path | Bundle | None,
+    foreign_links: bool,
 ) -> Parts:
     """Load and wire the parts; arguments and errors as in `Engine.from_pretrained`."""
     if isinstance(model, (str, Path)):
@@ -60,7 +67,21 @@ def build(
     ends = loaded.end_ids
     prompter = None if loaded.tokenizer is None else Prompter(tokenizer=loaded.tokenizer, end_ids=ends)
     kept = open_store(store, secret=secret)
+    bundle = _bundle(links, runner, loaded, foreign=foreign_links)
     sink_ids = _sink_ids(kept, loaded.digest, prompter, sink)
+    if bundle is not None and bundle.card.sink_ids != sink_ids:
+        if sink == "header":  # what a bundle was trained behind binds
+            sink_ids = bundle.card.sink_ids
+        elif links == "auto":
+            _warn(
+                f"the shipped link tokens were trained behind another sink prefix than {sink}: answering without links"
+            )
+            bundle = None
+        else:
+            raise BundleRefused(
+                f"sink={sink} was asked for, but the bundle was trained behind a sink prefix of "
+                f"{len(bundle.card.sink_ids)} other ids: leave sink at its default, or pass links=None"
+            )
     identity = Identity(loaded.digest, loaded.rope_digest, sink_ids, str(runner.dtype).removeprefix("torch."))
     loader = Loader(
         runner=runner,
@@ -72,7 +93,45 @@ def build(
     )
     if prompter:
         ends = prompter.end_ids
-    return Parts(runner=runner, prompter=prompter, loader=loader, report=report, end_ids=ends)
+    if prompter and bundle and bundle.card.template not in ("", prompter.template_version):
+        _warn(
+            "the bundle was trained with another chat template, so its figures do not hold: check with kvlink evaluate"
+        )
+    return Parts(
+        runner=runner,
+        prompter=prompter,
+        loader=loader,
+        report=report,
+        end_ids=ends,
+        links=bundle.links if bundle else None,
+        adapter=bundle.adapter.to(runner.device, runner.dtype) if bundle and bundle.adapter else None,
+    )
+
+
+def _bundle(
+    links: str | Path | Bundle | None, runner: Runner, loaded: checkpoint.Checkpoint, *, foreign: bool
+) -> Bundle | None:
+    """Return the link tokens that were asked for, held to the model; None for K = 0."""
+    if links is None:
+        return None
+    if links == "auto":
+        found = shipped_for(loaded.digest)
+        if found is None and any(card.model == loaded.name for card in shipped_cards().values()):
+            _warn(
+                f"the link tokens that ship for {loaded.name} were trained for other weights or another dtype than "
+                f"here ({str(runner.dtype).removeprefix('torch.')}): answering without links. Name the bundle and pass "
+                "foreign_links=True (--foreign-links) to use them all the same"
+            )
+        return found
+    found = links if isinstance(links, Bundle) else read_bundle(links)
+    shapes = {name: layer.weight.shape for name, layer in attention_layers(runner.model)}
+    hidden = runner.embedding.embedding_dim
+    check_bundle(found, digest=loaded.digest, hidden=hidden, layers=shapes, foreign=foreign)
+    return found
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, KVLinkWarning, stacklevel=5)
 
 
 def open_store(store: str | Path | Store | None, *, secret: bytes | None = None) -> Store:

@@ -6,7 +6,7 @@ One thread runs the model at a time. Without documents a prompt is one plain cau
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,13 +14,16 @@ from typing import Any
 import torch
 
 from kvlink.core.errors import InputError, TextUnavailable
+from kvlink.engine.assembled import Assembled
 from kvlink.engine.build import SinkKind, build
 from kvlink.engine.loader import Ids, Loader
-from kvlink.engine.prefiller import Prefiller
+from kvlink.engine.prefiller import Prefiller, share
 from kvlink.engine.request import DocumentLike, Overflow, Request, as_documents, build_request
 from kvlink.engine.stream import Stream
-from kvlink.engine.usage import Answer, DocumentUsage, Timings, Usage
+from kvlink.engine.usage import Answer, DocumentUsage, Timings
+from kvlink.models.adapter import Adapter
 from kvlink.models.assembler import Assembler
+from kvlink.models.bundle import Bundle
 from kvlink.models.links import LinkTokens
 from kvlink.models.probe import ProbeReport
 from kvlink.models.prompt import Prompter
@@ -29,20 +32,6 @@ from kvlink.store.base import Store
 
 MAX_NEW_TOKENS = 128
 """Tokens of an answer where the caller does not say."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Assembled:
-    """A laid-out prompt without its last token: what stock `generate()` continues from.
-
-    Attributes:
-        inputs: Keyword arguments for `model.generate(**inputs)`: the last id, the cache of all before it, a mask of
-            full length and the last id's position.
-        usage: As in an answer, with no completion yet.
-    """
-
-    inputs: dict[str, Any]
-    usage: Usage
 
 
 class Engine:
@@ -60,11 +49,12 @@ class Engine:
         report: ProbeReport,
         end_ids: Iterable[int] = (),
         links: LinkTokens | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.runner = runner
         self.loader = loader
         self.report = report
-        self.assembler = Assembler(runner, links=links)
+        self.assembler = Assembler(runner, links=links, adapter=adapter)
         self._prompter = prompter
         self._end_ids = frozenset(end_ids)
         self._prefiller = Prefiller(assembler=self.assembler, loader=loader)
@@ -81,6 +71,8 @@ class Engine:
         device: str | torch.device | None = None,
         context: int | None = None,
         secret: bytes | None = None,
+        links: str | Path | Bundle | None = "auto",
+        foreign_links: bool = False,
     ) -> "Engine":
         """Load a model, prove that reuse is exact on it, and open a store.
 
@@ -92,11 +84,15 @@ class Engine:
             dtype: float32 on a CPU and bfloat16 on a GPU if None.
             context: Positions to accept; what the model was made for if None.
             secret: Keys the digests of stored objects, so that nobody without it can forge one.
+            links: Trained link tokens: a file that `kvlink train` wrote, a ready bundle, `auto` for those that ship for
+                exactly this model, or None for none.
+            foreign_links: Take links of other weights of the same shape, such as another quantisation.
 
         Raises:
             ModelRefused: Reuse would not be exact on this model; the message holds the figures.
             ModelError: It cannot be loaded.
             StoreUnusable: The folder cannot be used as a store.
+            BundleRefused: The links were trained for other weights, or cannot be read.
         """
         return cls(
             **build(
@@ -108,6 +104,8 @@ class Engine:
                 device=device,
                 context=context,
                 secret=secret,
+                links=links,
+                foreign_links=foreign_links,
             )
         )
 
@@ -137,6 +135,11 @@ class Engine:
         """K: link tokens behind each document. 0 as long as no trained bundle is loaded."""
         return self.assembler.num_links
 
+    @property
+    def cuts_documents(self) -> bool:
+        """Whether a document of more than 1,024 tokens becomes several segments: the links know two levels."""
+        return self.assembler.links is not None and self.assembler.links.levels > 1
+
     def encode(
         self, docs: Sequence[DocumentLike], *, progress: Callable[[DocumentUsage], None] | None = None
     ) -> list[DocumentUsage]:
@@ -156,7 +159,7 @@ class Engine:
         """
         rows: dict[int, DocumentUsage] = {}
         waiting: dict[Ids, list[int]] = {}
-        names: list[str] = []
+        partial: dict[int, tuple[DocumentUsage, set[Ids]]] = {}
 
         def done(index: int, row: DocumentUsage) -> None:
             rows[index] = row
@@ -165,28 +168,31 @@ class Engine:
 
         with self._prefiller.lock:
             for index, document in enumerate(as_documents(docs)):
-                names.append(document.name)
                 if document.is_blank:
                     done(index, DocumentUsage(document.name, 0, "skipped", reason="blank"))
                     continue
                 try:
-                    ids = self.prompter.document_ids(document)
+                    segments = self.prompter.segments(document, cut=self.cuts_documents)
                 except InputError as error:
                     done(index, DocumentUsage(document.name, 0, "skipped", reason=str(error)))
                     continue
-                if len(ids) > self.report.context:
-                    done(index, _too_long(document.name, len(ids), self.report.context))
-                elif self.loader.has(ids):
-                    done(
-                        index, DocumentUsage(document.name, len(ids), self.store.source, "raw", "already in the store")
-                    )
+                tokens = sum(map(len, segments))
+                if tokens > self.report.context:
+                    done(index, _too_long(document.name, tokens, self.report.context))
+                elif absent := [ids for ids in segments if not self.loader.has(ids)]:
+                    part = share(len(absent), len(segments))
+                    partial[index] = DocumentUsage(document.name, tokens, "encoded", reason=part), set(absent)
+                    for ids in dict.fromkeys(absent):
+                        waiting.setdefault(ids, []).append(index)
                 else:
-                    waiting.setdefault(ids, []).append(index)
+                    done(index, DocumentUsage(document.name, tokens, self.store.source, "raw", "already in the store"))
             for loaded in self.loader.encode(waiting, must_keep=True):
-                ids = loaded.entry.token_ids
-                for index in waiting[ids]:
-                    done(index, DocumentUsage(names[index], len(ids), "encoded", reason=loaded.reason))
-        return [rows[index] for index in range(len(names))]
+                for index in waiting[loaded.entry.token_ids]:
+                    row, absent = partial[index]
+                    absent.remove(loaded.entry.token_ids)
+                    if not absent:
+                        done(index, replace(row, reason=row.reason + loaded.reason))
+        return [rows[index] for index in sorted(rows)]
 
     def generate(
         self,
@@ -264,7 +270,7 @@ class Engine:
         max_new_tokens: int = MAX_NEW_TOKENS,
         on_overflow: Overflow = "error",
     ) -> Assembled:
-        """Lay a prompt out for the stock `model.generate(**assembled.inputs)` of transformers.
+        """Lay a prompt out for the stock `generate()` of transformers: `assembled.generate(max_new_tokens=64)`.
 
         Args:
             max_new_tokens: Positions to leave free in the context; generate is told its own number.
@@ -272,6 +278,7 @@ class Engine:
         request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
         with self._prefiller.prefilled(request, room=0, labels=labels, last=False) as prefilled:
             stock, last = self.assembler.hand_over(prefilled.cache), prefilled.cache.length
+            adapter = prefilled.cache.adapter
         device = self.runner.device
         inputs = {
             "input_ids": torch.tensor([[request.prompt.tail[-1]]], device=device),
@@ -279,7 +286,7 @@ class Engine:
             "attention_mask": torch.ones((1, last + 1), dtype=torch.long, device=device),
             "position_ids": torch.tensor([[last]], device=device),
         }
-        return Assembled(inputs, prefilled.usage)
+        return Assembled(prefilled.usage, runner=self.runner, inputs=inputs, adapter=adapter)
 
     def forget_systems(self) -> None:
         """Forget keys and values of S; they are computed again when they are needed."""
@@ -311,6 +318,7 @@ class Engine:
             system=system,
             labels=labels,
             num_links=self.num_links,
+            cut=self.cuts_documents,
             room=room,
             context=self.report.context,
             on_overflow=on_overflow,

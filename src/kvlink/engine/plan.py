@@ -11,11 +11,12 @@ import torch
 from kvlink.core.document import Document
 from kvlink.core.errors import InputError
 from kvlink.engine.engine import Engine
+from kvlink.engine.loader import Ids
 from kvlink.store import codec
 from kvlink.store.memory import MemoryStore
 
 SAMPLE = 5
-"""Documents that are measured, spread over the lengths."""
+"""Segments that are measured, spread over the lengths; a document that is not cut is one segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +26,11 @@ class Plan:
     Attributes:
         documents, tokens, longest_tokens: The corpus, without blank documents and those longer than the context.
         num_bytes: What all entries take in the store.
-        stored: Documents that the store holds already.
+        stored: Documents that the store holds already, with all their segments.
         tokens_per_s: Speed of encoding.
         encode_s: Time to encode what is missing.
-        full_s, load_s: Seconds to compute, and to load, verify and rotate a document of median length.
-        break_even: Uses of a document from which encoding it pays, or None if loading is no faster.
+        full_s, load_s: Seconds to compute, and to load, verify and rotate a segment of median length.
+        break_even: Uses of a segment from which encoding it pays, or None if loading is no faster.
     """
 
     documents: int
@@ -50,8 +51,10 @@ def make_plan(engine: Engine, documents: Sequence[Document]) -> Plan:
     Raises:
         InputError: There is no document with text that fits the context.
     """
-    ids = [engine.prompter.document_ids(document) for document in documents if not document.is_blank]
-    ids = sorted((tokens for tokens in ids if len(tokens) <= engine.report.context), key=len)
+    cut = engine.cuts_documents
+    parts = [engine.prompter.segments(document, cut=cut) for document in documents if not document.is_blank]
+    parts = [segments for segments in parts if _tokens(segments) <= engine.report.context]
+    ids = sorted((tokens for segments in parts for tokens in segments), key=len)
     if not ids:
         raise InputError(f"there is no document with text that fits the context of {engine.report.context} tokens")
     count = min(SAMPLE, len(ids))
@@ -79,14 +82,18 @@ def make_plan(engine: Engine, documents: Sequence[Document]) -> Plan:
     missing = {tokens for tokens in ids if not loader.has(tokens)}
     full, load = len(ids[len(ids) // 2]) / speed, median(load_s)
     return Plan(
-        documents=len(ids),
+        documents=len(parts),
         tokens=sum(map(len, ids)),
-        longest_tokens=len(ids[-1]),
+        longest_tokens=max(map(_tokens, parts)),
         num_bytes=sum(map(len, set(ids))) * runner.geometry.bytes_per_token(runner.dtype),
-        stored=sum(loader.has(tokens) for tokens in ids),
+        stored=sum(missing.isdisjoint(segments) for segments in parts),
         tokens_per_s=speed,
         encode_s=sum(map(len, missing)) / speed,
         full_s=full,
         load_s=load,
         break_even=math.ceil(full / (full - load)) if load < full else None,
     )
+
+
+def _tokens(segments: tuple[Ids, ...]) -> int:
+    return sum(map(len, segments))

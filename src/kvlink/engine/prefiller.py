@@ -7,8 +7,10 @@ from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from threading import Lock
 from time import perf_counter
+from typing import get_args
 
 import torch
 from jaxtyping import Float
@@ -17,12 +19,15 @@ from torch import Tensor
 from kvlink.engine.loader import Ids, Loaded, Loader, LoadTimes
 from kvlink.engine.request import Request
 from kvlink.engine.stream import Prefilled
-from kvlink.engine.usage import DocumentUsage, Timings, Usage
+from kvlink.engine.usage import DocumentUsage, Source, Timings, Usage
 from kvlink.models.assembler import Assembler
 from kvlink.models.cache import Prefix, SlotCache
 
 KNOWN_SYSTEMS = 16
 """Different S whose keys and values are kept."""
+
+SOURCES = get_args(Source)
+"""Where a segment can come from, nearest first."""
 
 
 class Prefiller:
@@ -67,7 +72,8 @@ class Prefiller:
                 prefilled = self._reuse(request, room=room, last=last, times=times)
             else:
                 start = perf_counter()
-                cache, logits = self._assembler.prefill_plain(request.prompt, room=room, last=last)
+                upto = None if last else request.prompt.num_tokens - 1
+                cache, logits = self._assembler.prefill_plain(request.prompt, room=room, upto=upto)
                 self._runner.synchronize()
                 rows = _computed(request)
                 usage = Usage(request.prompt.num_tokens, 0, 0, 0, "exact", documents=rows)
@@ -98,6 +104,7 @@ class Prefiller:
             runner.synchronize()
             rotate_s = perf_counter() - start
             rows = _rows(request, loaded)
+            cached = sum(segment.entry.num_tokens for segment in loaded if segment.codec)
         start = perf_counter()
         logits = self._assembler.prefill(cache, prompt, layout, upto=None if last else len(layout) - 1)
         runner.synchronize()
@@ -108,7 +115,7 @@ class Prefiller:
             rotate_s=rotate_s,
             forward_s=system_s + perf_counter() - start,
         )
-        cached = sum(row.tokens for row in rows if row.codec) + known * len(prompt.system)
+        cached += known * len(prompt.system)
         usage = Usage(prompt.num_tokens, cached, layout.num_link_tokens, 0, "documents", documents=rows)
         return Prefilled(cache, logits, room, usage, times)
 
@@ -134,8 +141,17 @@ def _computed(request: Request) -> tuple[DocumentUsage, ...]:
 
 
 def _rows(request: Request, loaded: Sequence[Loaded]) -> tuple[DocumentUsage, ...]:
-    """Fill in where each document came from."""
-    rows = list(request.rows)
-    for index, segment in zip(request.kept, loaded, strict=True):
-        rows[index] = replace(rows[index], source=segment.source, codec=segment.codec, reason=segment.reason)
+    """Fill in where each document came from: the farthest place from which one of its segments came."""
+    rows, left = list(request.rows), iter(loaded)
+    for index, document in zip(request.kept, request.prompt.documents, strict=True):
+        segments = list(islice(left, len(document)))
+        farthest = max(segments, key=lambda segment: SOURCES.index(segment.source))
+        reasons = [segment.reason for segment in segments if segment.source == "encoded"]
+        reason = share(len(reasons), len(segments)) + "; ".join(dict.fromkeys(reasons))
+        rows[index] = replace(rows[index], source=farthest.source, codec=farthest.codec, reason=reason)
     return tuple(rows)
+
+
+def share(encoded: int, segments: int) -> str:
+    """Say how many of a document's segments were encoded; nothing where none was, or where it is not cut."""
+    return f"{encoded} of {segments} segments: " if encoded and segments > 1 else ""

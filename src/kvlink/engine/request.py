@@ -4,7 +4,7 @@ Nothing is left out silently: each document that does not reach the prompt has a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvlink.core.document import Document
@@ -67,6 +67,7 @@ def build_request(
     system: str | None,
     labels: bool,
     num_links: int,
+    cut: bool = False,
     room: int,
     context: int,
     on_overflow: Overflow,
@@ -75,6 +76,7 @@ def build_request(
 
     Args:
         num_links: K.
+        cut: Whether a long document becomes several segments.
         room: Tokens to keep free for the answer.
         context: Positions that the model accepts.
         on_overflow: `error`, or `drop_last` to leave out documents from the back until the rest fits.
@@ -88,20 +90,20 @@ def build_request(
         raise InputError(f"on_overflow is {on_overflow!r}; choose error or drop_last")
     system_ids, tail = prompter.system_ids(system), prompter.tail_ids(question)
     rows: list[DocumentUsage] = []
-    kept: list[tuple[int, tuple[int, ...]]] = []
+    kept: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
     warnings: list[str] = []
     for document in as_documents(documents):
         if document.is_blank:
             rows.append(DocumentUsage(document.name, 0, "skipped", reason="blank"))
             warnings.append(f"{document.name} is blank and was skipped")
             continue
-        ids = prompter.document_ids(document)
-        kept.append((len(rows), ids))
-        rows.append(DocumentUsage(document.name, len(ids), "encoded"))
+        segments = prompter.segments(document, cut=cut)
+        kept.append((len(rows), segments))
+        rows.append(DocumentUsage(document.name, sum(map(len, segments)), "encoded"))
 
     def prompt() -> Prompt:
         tags = tuple(prompter.label_ids(number) for number in range(1, len(kept) + 1)) if labels else ()
-        return Prompt(system_ids, tuple((ids,) for _, ids in kept), tail, tags)
+        return Prompt(system_ids, tuple(segments for _, segments in kept), tail, tags)
 
     layout = prompt().layout(num_links=num_links)
     sizes = [0] * len(kept)
@@ -111,16 +113,17 @@ def build_request(
     excess = len(layout) + room - context
     while excess > 0:
         if on_overflow == "error" or not kept:
+            layout = prompt().layout(num_links=num_links)
             raise ContextOverflow(
-                f"the prompt has {len(kept)} documents of {sum(len(ids) for _, ids in kept)} tokens, "
-                f"{num_links * len(kept)} link tokens, {len(system_ids)} + {len(tail)} tokens around them and "
+                f"the prompt has {len(kept)} documents of {layout.num_document_tokens} tokens, "
+                f"{layout.num_link_tokens} link tokens, {len(system_ids)} + {len(tail)} tokens around them and "
                 f"{room} for the answer: {excess} more than the context of {context}. "
                 "Hand over fewer documents, ask for fewer new tokens, or pass on_overflow='drop_last'",
                 over=excess,
                 limit=context,
             )
-        index, ids = kept.pop()
-        rows[index] = DocumentUsage(rows[index].name, len(ids), "dropped", reason=f"{excess} tokens over the context")
+        index, _ = kept.pop()
+        rows[index] = replace(rows[index], source="dropped", reason=f"{excess} tokens over the context")
         warnings.append(f"{rows[index].name} was dropped: the prompt was {excess} tokens over the context of {context}")
         excess -= sizes.pop()
     return Request(prompt(), tuple(rows), tuple(index for index, _ in kept), tuple(warnings))

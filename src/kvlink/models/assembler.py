@@ -15,6 +15,7 @@ from transformers import DynamicCache
 
 from kvlink.core.entry import CacheEntry
 from kvlink.core.layout import Kind, Layout, Prompt, reference_mask
+from kvlink.models.adapter import Adapter
 from kvlink.models.attention import grouped
 from kvlink.models.cache import Prefix, SlotCache
 from kvlink.models.links import LinkTokens
@@ -25,9 +26,10 @@ from kvlink.models.runner import Runner
 class Assembler:
     """Lays prompts out and prefills them. Keeps one buffer between prompts, so that its pages stay mapped."""
 
-    def __init__(self, runner: Runner, *, links: LinkTokens | None = None) -> None:
+    def __init__(self, runner: Runner, *, links: LinkTokens | None = None, adapter: Adapter | None = None) -> None:
         self.runner = runner
         self.links = links
+        self.adapter = adapter
         self._spare: SlotCache | None = None
 
     @property
@@ -81,6 +83,8 @@ class Assembler:
         rows = layout.request_rows(after=len(prompt.system))
         rows = rows[rows < stop].to(self.runner.device)
         cache.announce(rows, length=stop)
+        behind = layout.behind_documents
+        cache.adapter = None if behind is None else self.adapter
         if not len(rows):
             return self.runner.embedding.weight.new_empty(0, self.runner.embedding.num_embeddings)
         columns = torch.arange(stop, device=self.runner.device)
@@ -92,6 +96,8 @@ class Assembler:
         with torch.inference_mode(), grouped(self.runner.config, self.runner.device):
             return self.runner.forward(
                 cache=cache,
+                adapter=cache.adapter,
+                factor=None if behind is None else (rows >= behind).to(self.runner.dtype)[None],
                 inputs_embeds=self.embed(prompt.ids(layout)[rows.cpu()])[None],
                 position_ids=rows[None],
                 attention_mask=self.runner.masks(visible),
@@ -99,17 +105,17 @@ class Assembler:
             )[0]
 
     def prefill_plain(
-        self, prompt: Prompt, *, room: int = 0, last: bool = True, logits_to_keep: int = 1
+        self, prompt: Prompt, *, room: int = 0, upto: int | None = None, logits_to_keep: int = 1
     ) -> tuple[SlotCache, Float[Tensor, "kept vocab"]]:
         """Compute a prompt in full, by the model's own causal forward: no reuse, the same bits as the base model.
 
         Args:
-            last: False leaves the last token to be computed by whoever continues.
+            upto: Compute positions below this one only; all if None.
         """
         ids = prompt.ids(prompt.layout()).to(self.runner.device)
-        ids = ids if last else ids[:-1]
+        ids = ids[:upto]
         cache = self._buffer(len(ids) + room)
-        cache.length = 0
+        cache.length, cache.adapter = 0, None
         cache.announce(slice(0, len(ids)), length=len(ids))
         positions = torch.arange(len(ids), device=self.runner.device)[None]
         with torch.inference_mode():

@@ -1,7 +1,8 @@
 """The caches that a forward writes to, and the one place where transformers' changing names are met.
 
 `EncodeCache` keeps what a document's keys and values are; `SlotCache` is the buffer that a prompt is laid out in.
-Both stand where transformers expects its own cache and build on nothing of it but the `Cache` interface.
+`PastCache` joins new rows to constant ones, so that gradients can flow. All stand where transformers expects its own
+cache and build on nothing of it but the `Cache` interface.
 """
 
 import inspect
@@ -13,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache
 
+from kvlink.models.adapter import Adapter
 from kvlink.models.rotary import Call, Watch
 
 
@@ -94,6 +96,7 @@ class SlotCache(Cache):
         keys: `[layers, kv_heads, capacity, head_dim]`, rotated.
         values: `[layers, kv_heads, capacity, value_dim]`.
         length: Rows that hold something, or will once the forward that was announced has run.
+        adapter: What acts on rows that are appended: that of the bundle if the prompt has documents, else None.
     """
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -101,6 +104,7 @@ class SlotCache(Cache):
         self.keys = keys
         self.values = values
         self.length = 0
+        self.adapter: Adapter | None = None
         self._rows: Int[Tensor, " rows"] | slice = slice(0, 0)
         self._seen = 0
 
@@ -136,3 +140,33 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Columns of the mask and the index of the first."""
         return self.length, 0
+
+
+class PastCache(Cache):
+    """Constant keys and values with the rows of one forward behind them; made for gradients, so nothing is written.
+
+    Physical order is not position order: only for forwards under explicit masks.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        """Take rotated keys `[layers, kv_heads, columns, head_dim]` and values of the same columns."""
+        super().__init__(layers=[])
+        self._keys = keys
+        self._values = values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Return one layer's new rows behind the constant ones."""
+        batch = len(key_states)
+        keys = self._keys[layer_idx].expand(batch, -1, -1, -1)
+        values = self._values[layer_idx].expand(batch, -1, -1, -1)
+        return torch.cat((keys, key_states), dim=2), torch.cat((values, value_states), dim=2)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Constant columns."""
+        return self._keys.shape[2]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Columns of the mask and the index of the first."""
+        return self.get_seq_length() + query_length, 0

@@ -21,6 +21,11 @@ class LinkTokens:
     embeddings: Float[Tensor, "levels num_links hidden"]
 
     @property
+    def levels(self) -> int:
+        """Groups of embeddings: 1 knows the ends of documents alone, 2 those of segments within a document, too."""
+        return self.embeddings.shape[0]
+
+    @property
     def num_links(self) -> int:
         """K, the link tokens behind each segment."""
         return self.embeddings.shape[1]

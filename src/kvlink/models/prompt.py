@@ -6,24 +6,29 @@ write is read as plain text; the pieces are joined as ids, so nothing that spans
 string. It knows no weights, no positions and no caches.
 """
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from blake3 import blake3
 from jinja2 import TemplateError
-from tokenizers import AddedToken, Encoding, Tokenizer, models
+from tokenizers import Encoding, Tokenizer
 
 from kvlink.core.document import Document, clean
 from kvlink.core.errors import EmptyQuestion, InputError, ModelRefused, TextUnavailable
+from kvlink.core.segments import LARGEST, SMALLEST, cut_ids
+from kvlink.models.borders import Borders
+from kvlink.models.plain_reader import plain_reader
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Sink = Literal["none", "bos", "header"]
+
+LONGEST_TITLE = SMALLEST // 2
+"""Ids of a title's line, up to which it is repeated in each segment of a long document."""
 
 _SYSTEM, _USER, _ANSWER = "kvlinkSystemMarker", "kvlinkUserMarker", "kvlinkAnswerMarker"
 _UNKNOWN_CHARACTER = "\U000f0f0f"  # private use: no vocabulary holds it, no normalizer drops it
@@ -94,7 +99,7 @@ class Prompter:
 
         added = backend.get_added_tokens_decoder()
         spaces = {i: token for i, token in added.items() if not token.content.replace("▁", " ").strip()}
-        self._plain, self._renamed = _plain_reader(backend, spaces)
+        self._plain, self._renamed = plain_reader(backend, spaces)
         control = frozenset(added.keys() - spaces.keys())
         # What stands for every unknown character is within anyone's reach, so it controls nothing, unless it also
         # begins or ends something.
@@ -103,12 +108,18 @@ class Prompter:
 
         text = f"{self._template or ''}\0{type(tokenizer).__name__}"
         self.template_version = blake3(text.encode("utf-8", "replace")).hexdigest()
+        self._borders = Borders(self.decode, anchor=tuple(self._read(".")[0]))
         self._of_day: tuple[date, dict[bool, _Literals]] = (date.min, {})
         self._header: tuple[int, ...] = ()
         if self._template is not None:
             self._header = self._cut(system=False, template=_FROZEN_CLOCK + self._template).head
         self._header = self._header or self._opening()
         self.end_ids = tuple(sorted({i for i in (*own, *self._end_of_turn()) if i is not None}))
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer, as it was handed over."""
+        return self._tokenizer
 
     def system_ids(self, system: str | None = None) -> tuple[int, ...]:
         """Return S: all ids before the user's text, today's date included where the template prints it.
@@ -134,6 +145,23 @@ class Prompter:
             raise InputError(f"document {document.name!r} gives no token ids: leave it out")
         return ids
 
+    def segments(self, document: Document, *, cut: bool) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of each segment of a document.
+
+        Args:
+            cut: Whether a document of more than `LARGEST` ids becomes several segments. Each of them begins with the
+                title's line. Without it, and up to that length, the only segment is `document_ids(document)`.
+        """
+        ids = self.document_ids(document)
+        if not cut or len(ids) <= LARGEST:
+            return (ids,)
+        text = Document(document.text).render()
+        title, rest = self._encode(document.render().removesuffix(text)), self._encode(text)
+        if len(title) > LONGEST_TITLE:
+            title, rest = (), ids
+        room = {"smallest": SMALLEST - len(title), "largest": LARGEST - len(title)}
+        return tuple(title + segment for segment in cut_ids(rest, self._borders.ranks(rest), **room))
+
     def label_ids(self, number: int) -> tuple[int, ...]:
         """Return the ids of the label `[number] ` that stands before a document so that it can be cited."""
         return self._encode(f"[{number}] ")
@@ -150,6 +178,10 @@ class Prompter:
         if self._template is None:
             return self._encode(f"\nQuestion: {question}\nAnswer:")
         return (*self._encode(question), *self._literals(system=False).tail)
+
+    def plain_ids(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a text as it stands; control strings in it are read as plain text."""
+        return self._encode(clean(text))
 
     def answer_ids(self, text: str) -> tuple[int, ...]:
         """Return the ids of an answer as the model would write it: the text, then the end of the turn, if any."""
@@ -287,37 +319,3 @@ def _halves(text: str, marker: str, what: str) -> tuple[str, str]:
     if len(parts) != 2:
         raise ModelRefused(f"the chat template shows {what} {len(parts) - 1} times, once was expected: use another one")
     return parts[0], parts[1]
-
-
-def _plain_reader(backend: Tokenizer, spaces: dict[int, AddedToken]) -> tuple[Tokenizer, dict[int, int]]:
-    """Return a reader over the backend's own vocabulary that knows no control string and puts no space before a text.
-
-    Args:
-        backend: Shares its model; not changed.
-        spaces: Added tokens that are nothing but white space: ordinary text to the model, so they are kept.
-
-    Returns:
-        The reader, and the ids that it gives other numbers than the backend: `{its id: the backend's id}`.
-    """
-    shell = Tokenizer(models.BPE())
-    shell.normalizer, shell.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
-    shell = Tokenizer.from_str(json.dumps(_without_prefix(json.loads(shell.to_str()))))
-    reader = Tokenizer(backend.model)
-    reader.normalizer, reader.pre_tokenizer = shell.normalizer, shell.pre_tokenizer
-    reader.add_tokens(list(spaces.values()))
-    ids = {i: reader.token_to_id(token.content) for i, token in spaces.items()}
-    return reader, {own: i for i, own in ids.items() if own is not None and own != i}
-
-
-def _without_prefix(node: Any) -> Any:
-    """Return a tokenizer's JSON with every step that puts a space before a text switched off."""
-    if isinstance(node, list):
-        steps = [_without_prefix(step) for step in cast("list[Any]", node)]
-        return [step for step in steps if step is not None]
-    if not isinstance(node, dict):
-        return node
-    fields = cast("dict[str, Any]", node)
-    if fields.get("type") == "Prepend":
-        return None
-    off = {"prepend_scheme": "never", "add_prefix_space": False}
-    return {name: off[name] if name in off else _without_prefix(value) for name, value in fields.items()}

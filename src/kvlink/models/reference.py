@@ -24,7 +24,7 @@ def reference_logits(
     """Return the logits of all request-side tokens (S, labels, links, T), in position order.
 
     Args:
-        assembler: The model with its link tokens.
+        assembler: The model with its link tokens and its adapter.
         prompt: The ids.
         sink_ids: The sink prefix that the documents' entries were encoded behind.
         order, masks: Replace what follows from the layout; only negative controls do.
@@ -35,10 +35,16 @@ def reference_logits(
     masks = masks or {window: order.mask(window=window.size) for window in runner.windows}
     at_position, sink = prompt.ids(layout), torch.tensor([0, *sink_ids])
     copies = order.source < 0
+    behind = layout.behind_documents
+    factor = None
+    if behind is not None:
+        factor = (~copies & (order.groups == 0) & (order.source >= behind)).to(runner.device, runner.dtype)[None]
     ids = torch.where(copies, sink[(-order.source).clamp(0, len(sink_ids))], at_position[order.source.clamp(min=0)])
     with torch.inference_mode():
         logits = runner.forward(
             cache=None,
+            adapter=None if factor is None else assembler.adapter,
+            factor=factor,
             inputs_embeds=assembler.embed(ids)[None],
             position_ids=order.positions.to(runner.device)[None],
             attention_mask=runner.masks(masks),

@@ -6,6 +6,7 @@ cache and the masks that it is given.
 
 import inspect
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import ModelError, ModelRefused
+from kvlink.models.adapter import Adapter
 from kvlink.models.cache import EncodeCache, Prefix, SlotCache, cache_argument
 from kvlink.models.rotary import Rotary, rotary_modules, watching
 
@@ -110,10 +112,24 @@ class Runner:
                 ) from error
         return cache
 
-    def forward(self, *, cache: Any, logits_to_keep: int = 1, **inputs: Any) -> Float[Tensor, "batch kept vocab"]:
-        """Run the model over new tokens; what they write and attend is the cache's affair."""
+    def forward(
+        self,
+        *,
+        cache: Any,
+        logits_to_keep: int | Tensor = 1,
+        adapter: Adapter | None = None,
+        factor: Float[Tensor, "batch rows"] | None = None,
+        **inputs: Any,
+    ) -> Float[Tensor, "batch kept vocab"]:
+        """Run the model over new tokens; what they write and attend is the cache's affair.
+
+        Args:
+            logits_to_keep: How many of the last rows' logits to return (0: all), or the indices of rows.
+            adapter, factor: Low-rank changes, and what each row's change is multiplied with (None: 1).
+        """
         inputs[self.cache_argument] = cache
-        return self.model(**inputs, use_cache=cache is not None, logits_to_keep=logits_to_keep).logits
+        with nullcontext() if adapter is None else adapter.acting(self.model, factor):
+            return self.model(**inputs, use_cache=cache is not None, logits_to_keep=logits_to_keep).logits
 
     def embed(self, ids: Sequence[int]) -> Float[Tensor, "tokens hidden"]:
         """Return the input embeddings of ids."""
@@ -185,7 +201,12 @@ class Runner:
         cache.announce(slice(row, row + 1), length=row + 1)
         ids = torch.tensor([[token_id]], device=self.device)
         with torch.inference_mode():
-            return self.forward(cache=cache, input_ids=ids, position_ids=torch.full_like(ids, row))[0, -1]
+            return self.forward(
+                cache=cache,
+                adapter=cache.adapter,
+                input_ids=ids,
+                position_ids=torch.full_like(ids, row),
+            )[0, -1]
 
     def synchronize(self) -> None:
         """Wait until the device has done what was asked; timings are taken behind this."""

@@ -121,7 +121,7 @@ def _arms(
             shuffler = random.Random(0)  # noqa: S311
 
             def reuse(by: Loader, count: int, *, cold: bool = False) -> Arm:
-                tokens = LinkTokens.random(runner.embedding, num_links=count) if count else None
+                tokens = LinkTokens.random(runner.embedding, num_links=count, levels=1) if count else None
                 arm = Engine(runner=runner, prompter=engine.prompter, loader=by, report=engine.report, links=tokens)
 
                 def run() -> tuple[float, Mapping[str, float]]:
