@@ -1,6 +1,7 @@
 """Links that are trained here, within seconds, win back what a lookup over several documents loses without them."""
 
 import pytest
+from lessons import loading
 
 from kvlink.models.assembler import Assembler
 from kvlink.training.initialise import initial_links
@@ -8,7 +9,6 @@ from kvlink.training.lesson import lessons_of
 from kvlink.training.student import RequestSide
 from kvlink.training.teacher import Teacher
 from kvlink.training.trainer import Recipe, Trainer
-from lessons import loading
 from lookup import Outcome, examples, lookup_model, outcome
 
 NUM_LINKS = 4
