@@ -28,6 +28,9 @@ def plot_training(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) 
     left.set_xlabel("steps")
     left.set_ylabel("held-out KL to full attention, nats per token")
     left.set_ylim(bottom=0)
+    known = [row["scores"]["kl_without"] for row in rows if "scores" in row]
+    if known:  # a bad beginning would press all else to the floor
+        left.set_ylim(top=min(left.get_ylim()[1], 1.6 * max(known)))
     left.legend(frameon=False, fontsize=8)
     if len(counts) > 1:
         right = found[0][1]
