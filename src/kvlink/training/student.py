@@ -5,7 +5,7 @@ store, so a step is one small forward and backward over links, questions and ans
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -58,6 +58,23 @@ class Student(ABC):
         return None
 
 
+def leaves_of(adapter: Adapter | None) -> dict[str, Tensor]:
+    """Return an adapter's factors as parameters to be trained, by `down.` or `up.` and the layer's name."""
+    pairs = [(name, adapter.down[name], adapter.up[name]) for name in adapter.down] if adapter else []
+    return {
+        f"{side}.{name}": tensor.detach().clone().requires_grad_()
+        for name, down, up in pairs
+        for side, tensor in (("down", down), ("up", up))
+    }
+
+
+def adapter_of(trained: Mapping[str, Tensor], scale: float) -> Adapter | None:
+    """Return the adapter among parameters, or None if there is none."""
+    down = {name.removeprefix("down."): tensor for name, tensor in trained.items() if name.startswith("down.")}
+    up = {name.removeprefix("up."): tensor for name, tensor in trained.items() if name.startswith("up.")}
+    return Adapter(down, up, scale) if down else None
+
+
 class RequestSide(Student):
     """Link tokens, and perhaps a low-rank adapter on the rows behind the first document. The model is frozen."""
 
@@ -68,9 +85,7 @@ class RequestSide(Student):
         self._systems: dict[Ids, Prefix] = {}
         self._scale = adapter.scale if adapter else 0.0
         self.trained = {"links": links.detach().clone().requires_grad_()}
-        for name, down in adapter.down.items() if adapter else ():
-            self.trained[f"down.{name}"] = down.detach().clone().requires_grad_()
-            self.trained[f"up.{name}"] = adapter.up[name].detach().clone().requires_grad_()  # type: ignore[union-attr]
+        self.trained |= leaves_of(adapter)
         runner.model.requires_grad_(False)
 
     @property
@@ -96,7 +111,7 @@ class RequestSide(Student):
             torch.cat((torch.zeros(count, dtype=torch.long), tail.branches)),
         )
         keep = torch.arange(len(tail.ids)) + count
-        return branch_logits(self._runner, past, rows, keep=keep, adapter=self._adapter(self.trained))
+        return branch_logits(self._runner, past, rows, keep=keep, adapter=adapter_of(self.trained, self._scale))
 
     def links(self) -> LinkTokens:
         """Return the link tokens as they are now."""
@@ -104,12 +119,7 @@ class RequestSide(Student):
 
     def adapter(self) -> Adapter | None:
         """Return the adapter as it is now."""
-        return self._adapter({name: tensor.detach().clone() for name, tensor in self.trained.items()})
-
-    def _adapter(self, trained: dict[str, Tensor]) -> Adapter | None:
-        down = {name.removeprefix("down."): tensor for name, tensor in trained.items() if name.startswith("down.")}
-        up = {name.removeprefix("up."): tensor for name, tensor in trained.items() if name.startswith("up.")}
-        return Adapter(down, up, self._scale) if down else None
+        return adapter_of({name: tensor.detach().clone() for name, tensor in self.trained.items()}, self._scale)
 
     def _system(self, ids: Ids) -> Prefix:
         if ids not in self._systems:

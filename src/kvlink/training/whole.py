@@ -27,7 +27,7 @@ from kvlink.models.bundle import Bundle, Card
 from kvlink.models.links import LinkTokens
 from kvlink.models.runner import Runner
 from kvlink.training.lesson import Ids, Lesson
-from kvlink.training.student import Student
+from kvlink.training.student import Student, adapter_of, leaves_of
 
 MULTIPLE = 8
 """Rows are padded to a multiple of this: kernels for masked attention on a GPU want whole blocks."""
@@ -116,9 +116,7 @@ class WholePrompt(Student):
         self._sink_ids = sink_ids
         self._scale = adapter.scale if adapter else 0.0
         self.trained = {"links": links.detach().clone().requires_grad_()}
-        for name, down in adapter.down.items() if adapter else ():
-            self.trained[f"down.{name}"] = down.detach().clone().requires_grad_()
-            self.trained[f"up.{name}"] = adapter.up[name].detach().clone().requires_grad_()  # type: ignore[union-attr]
+        self.trained |= leaves_of(adapter)
         runner.model.requires_grad_(False)
         for name, parameter in runner.model.named_parameters() if full else ():  # a tied one comes once
             if parameter.is_floating_point():
@@ -144,7 +142,7 @@ class WholePrompt(Student):
         with grouped(runner.config, runner.device):
             return runner.forward(
                 cache=None,
-                adapter=self._change(),
+                adapter=adapter_of(self.trained, self._scale),
                 factor=embeds.new_ones(1, len(rows)),
                 inputs_embeds=embeds,
                 position_ids=rows.positions[None].to(runner.device),
@@ -158,7 +156,7 @@ class WholePrompt(Student):
 
     def merged(self) -> nn.Module:
         """Return the model with what was learned: a copy with the low-rank change in its weights, or itself."""
-        change, runner = self._change(), self._runner
+        change, runner = adapter_of(self.trained, self._scale), self._runner
         if change is None:
             return runner.model
         model = copy.deepcopy(runner.model)
@@ -197,9 +195,3 @@ class WholePrompt(Student):
         bundle = Bundle(self.links(), replace(card, digest=checkpoint.load(place).digest))
         bundle.save(place / LINKS)
         return bundle
-
-    def _change(self) -> Adapter | None:
-        trained = self.trained.items()
-        down = {name.removeprefix("down."): tensor for name, tensor in trained if name.startswith("down.")}
-        up = {name.removeprefix("up."): tensor for name, tensor in trained if name.startswith("up.")}
-        return Adapter(down, up, self._scale) if down else None
