@@ -1,13 +1,19 @@
-"""Both stores, behind one interface."""
+"""Every store, behind one interface."""
 
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from secrets import token_hex
 
 import pytest
+from servers import LOOPBACK, RedisServer, S3Server
 from specimens import Clock, MakeStore
 
 from kvlink.store import DiskStore, MemoryStore, Store
+from kvlink.store.objects import FsspecStore
+from kvlink.store.redis import RedisStore
+from kvlink.store.tiered import TieredStore
 
 
 @pytest.fixture
@@ -15,15 +21,89 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "disk"])
-def make_store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> MakeStore:
-    """A constructor of empty stores that takes what both take."""
-    made = iter(range(100))
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One server for all stores that need no fault: each has names of its own."""
+    with RedisServer() as server:
+        yield server
 
-    def make(*, budget_bytes: int = 2**20, secret: bytes | None = None) -> Store:
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One endpoint for all stores that need no fault: each has a bucket of its own."""
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture
+def fresh() -> Callable[[], str]:
+    """Names that no test has used."""
+    return lambda: f"test-{token_hex(8)}"
+
+
+@pytest.fixture
+def make_redis(
+    redis_server: RedisServer, clock: Clock, fresh: Callable[[], str]
+) -> Iterator[Callable[..., RedisStore]]:
+    """A constructor of empty stores in Redis, with parts so small that an object has many."""
+    with ExitStack() as stores:
+
+        def make(**options: object) -> RedisStore:
+            given = {"url": redis_server.url, "prefix": fresh(), "part_bytes": 300, "clock": clock} | options
+            return stores.enter_context(RedisStore(given.pop("url"), **given))
+
+        yield make
+
+
+@pytest.fixture
+def make_s3(s3_server: S3Server, fresh: Callable[[], str]) -> Iterator[Callable[..., FsspecStore]]:
+    """A constructor of empty stores in a bucket. Tests that use it may reach the loopback."""
+    with ExitStack() as stores:
+
+        def make(**options: object) -> FsspecStore:
+            given = {"options": s3_server.options, "timeout_s": 60.0} | options
+            store = stores.enter_context(FsspecStore(f"s3://{fresh()}/kv", **given))
+            store._fs.mkdir(store._top.partition("/")[0])
+            return store
+
+        yield make
+
+
+BOUNDED = ["memory", "disk"]
+REMOTE = ["redis", "files", "objects", pytest.param("s3", marks=pytest.mark.allow_hosts([LOOPBACK]))]
+
+
+@pytest.fixture(params=[*BOUNDED, *REMOTE, "tiered"])
+def make_store(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, fresh: Callable[[], str]
+) -> Iterator[MakeStore]:
+    """A constructor of empty stores that takes what all take. Only those in memory and on disk heed the budget."""
+    with ExitStack() as stores:
+
+        def make(*, budget_bytes: int = 2**20, secret: bytes | None = None) -> Store:
+            given = {"budget_bytes": budget_bytes, "secret": secret, "clock": clock}
+            made: dict[str, Callable[[], Store]] = {
+                "memory": lambda: MemoryStore(**given),
+                "disk": lambda: DiskStore(tmp_path / fresh(), **given),
+                "redis": lambda: request.getfixturevalue("make_redis")(secret=secret),
+                "files": lambda: FsspecStore(f"file://{tmp_path}/{fresh()}", secret=secret),
+                "objects": lambda: FsspecStore(f"memory://{fresh()}", secret=secret),
+                "s3": lambda: request.getfixturevalue("make_s3")(secret=secret),
+                "tiered": lambda: TieredStore(made["memory"](), made["disk"](), made["redis"]()),
+            }
+            return stores.enter_context(made[request.param]())
+
+        yield make
+
+
+@pytest.fixture(params=BOUNDED)
+def make_bounded(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, fresh: Callable[[], str]) -> MakeStore:
+    """A constructor of empty stores that keep to a budget."""
+
+    def make(*, budget_bytes: int) -> Store:
         if request.param == "memory":
-            return MemoryStore(budget_bytes=budget_bytes, secret=secret, clock=clock)
-        return DiskStore(tmp_path / str(next(made)), budget_bytes=budget_bytes, secret=secret, clock=clock)
+            return MemoryStore(budget_bytes=budget_bytes, clock=clock)
+        return DiskStore(tmp_path / fresh(), budget_bytes=budget_bytes, clock=clock)
 
     return make
 

@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 from kvlink.core.fingerprint import is_fingerprint
 from kvlink.store.codec import BytesLike, StoredObject, codec_named
 
 JSON: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
-Source: TypeAlias = Literal["host", "disk"]
+Source: TypeAlias = Literal["host", "disk", "remote"]
 
 
 @final
@@ -66,7 +66,8 @@ class StoreStats:
         puts: Objects accepted.
         evictions: Objects dropped to make room.
         quarantined: Objects that did not verify and were set aside.
-        used_bytes, budget_bytes: Real bytes, everything counted that takes room.
+        used_bytes, budget_bytes: Real bytes, everything counted that takes room; both 0 where a server keeps the
+            account and evicts by its own rules.
     """
 
     hits: int
@@ -85,8 +86,8 @@ class Store(ABC):
     StoreUnusable when the place itself cannot be read or written.
     """
 
-    source: ClassVar[Source]
-    """What its leases name as their source."""
+    source: Source
+    """What its leases name as their source; a store made of tiers names the slowest, its leases the one that had it."""
 
     @abstractmethod
     def get(self, name: str, accept: Sequence[str]) -> Lease | None:

@@ -1,0 +1,412 @@
+"""A store behind a network: each call is bounded in time, and nothing that comes back is trusted before it is verified.
+
+Knows no protocol: what speaks one is a subclass. The budget and the evictions are those of the server.
+"""
+
+import json
+import threading
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from secrets import token_hex
+from typing import Any, TypeVar, final
+from urllib.parse import urlsplit
+
+from kvlink.core.errors import DamagedObject, StoreError, StoreUnusable
+from kvlink.store.base import JSON, Lease, ObjectStat, Store, StoreStats, check_names
+from kvlink.store.breaker import Breaker
+from kvlink.store.codec import CODECS, BytesLike, StoredObject, check_head, open_object
+from kvlink.store.header import canonical_json, signature_of
+
+LAYOUT = 1
+"""Version of how objects lie in a remote. It is part of every name there, so versions cannot meet."""
+
+LARGEST_BYTES = 4 * 2**30
+"""No larger object is read: what a server claims must not decide how much memory is taken."""
+
+_TOUCH_S = 60.0
+_POLL_S = 0.05
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStats(StoreStats):
+    """What happened since the store was opened. Bytes are not counted: `used_bytes` and `budget_bytes` are 0.
+
+    Attributes:
+        errors: Calls that failed, after their retry.
+        retries: Calls that were made a second time.
+        passed_over: Calls that were not made, because the breaker was open.
+        not_kept: Objects that were put and are not there.
+        is_open: Whether the breaker is open, so that gets are misses and puts are refused.
+        reason: What failed last; empty if nothing has.
+    """
+
+    errors: int
+    retries: int
+    passed_over: int
+    not_kept: int
+    is_open: bool
+    reason: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Claim:
+    """The task of encoding one document, taken before others: a context manager. It ends by itself after a while."""
+
+    name: str
+    ending: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    def release(self) -> None:
+        """Give the claim up. A second time does nothing."""
+        self.ending.close()
+
+    def __enter__(self) -> "Claim":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fetched:
+    """An object as it came over the network, in private memory.
+
+    Attributes:
+        data: The whole file, not verified.
+        version: Tells it from what is put under the same name later; empty where a place knows no versions.
+        last_use: Seconds since the epoch, or None where a place notes no uses.
+    """
+
+    data: memoryview
+    version: bytes
+    last_use: float | None
+
+
+class RemoteStore(Store):
+    """The `remote` tier. Whoever cannot reach it goes on without: `get` is then a miss, and counted as an error.
+
+    `put`, `delete`, `names`, `stat` and settings raise StoreUnusable instead, at once while the breaker is open.
+    An object that does not verify is removed. Stores with another secret do not see each other's objects.
+    """
+
+    source = "remote"
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        secret: bytes | None,
+        timeout_s: float,
+        pause_s: float,
+        largest_bytes: int,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        """Name the place. Nothing is asked before the first call, so a place that is down can be opened.
+
+        Args:
+            address: A URL; what is secret in it stays out of messages.
+            secret: What objects must be signed with; None for unsigned ones.
+            timeout_s: How long an answer may take. Only a call that failed in less than half of it is made again.
+            pause_s: How long the place is left alone after a failure.
+            largest_bytes: No larger object is read.
+            clock: Seconds since the epoch.
+            monotonic: Seconds that only go forward.
+            sleep: Waits so many seconds.
+        """
+        self.address = without_secrets(address)
+        self._signature = signature_of(secret)
+        self._secret = secret
+        self._timeout_s = timeout_s
+        self._largest_bytes = largest_bytes
+        self._clock = clock
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._breaker = Breaker(pause_s=pause_s, clock=monotonic)
+        self._counting = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    @final
+    def get(self, name: str, accept: Sequence[str]) -> Lease | None:
+        """See `Store.get`. A place that does not answer is a miss. The bytes are in private memory."""
+        check_names(name, accept)
+        with suppress(StoreError):
+            there = tuple(accept)
+            if len(there) > 1:  # one question about all codecs instead of one about each
+                kept = self._ask("look at", partial(self._look, name))
+                there = tuple(codec for codec in accept if codec in kept)
+            for codec in there:
+                found = self._open(name, codec)
+                if found is not None:
+                    self._count("hits")
+                    return Lease(object=found, source=self.source)
+        self._count("misses")
+        return None
+
+    @final
+    def put(self, name: str, codec: str, data: BytesLike) -> None:
+        """See `Store.put`. What raises is not kept, and counted.
+
+        Raises:
+            StoreUnusable: The place does not answer, or refuses.
+            StoreFull: The place is full and evicts nothing.
+        """
+        check_names(name, (codec,))
+        check_head(data, name=name, codec=codec)
+        try:
+            self._ask("write to", partial(self._write, name, codec, memoryview(data).cast("B")))
+        except StoreError:
+            self._count("not_kept")
+            raise
+        self._count("puts")
+
+    @final
+    def delete(self, name: str, codec: str | None = None) -> int:
+        """See `Store.delete`.
+
+        Raises:
+            StoreUnusable: The place does not answer, so that the object may still be there.
+        """
+        codecs = tuple(CODECS) if codec is None else (codec,)
+        check_names(name, codecs)
+        return sum(self._ask("delete from", partial(self._remove, name, each)) for each in codecs)
+
+    @final
+    def names(self) -> set[str]:
+        """See `Store.names`."""
+        return self._ask("list", self._names)
+
+    @final
+    def stat(self, name: str) -> dict[str, ObjectStat]:
+        """See `Store.stat`."""
+        check_names(name)
+        return self._ask("look at", partial(self._look, name))
+
+    @final
+    def stats(self) -> RemoteStats:
+        """See `Store.stats`. Asks nobody."""
+        with self._counting:
+            return RemoteStats(
+                hits=self._counts["hits"],
+                misses=self._counts["misses"],
+                puts=self._counts["puts"],
+                evictions=0,
+                quarantined=self._counts["quarantined"],
+                used_bytes=0,
+                budget_bytes=0,
+                errors=self._counts["errors"],
+                retries=self._counts["retries"],
+                passed_over=self._counts["passed_over"],
+                not_kept=self._counts["not_kept"],
+                is_open=self._breaker.is_open,
+                reason=self._breaker.reason,
+            )
+
+    @final
+    def setting(self, key: str) -> JSON:
+        """See `Store.setting`."""
+        return json.loads(self._ask("read a setting of", partial(self._load_setting, key)) or "null")
+
+    @final
+    def keep_setting(self, key: str, value: JSON) -> JSON:
+        """See `Store.keep_setting`."""
+        if value is None:
+            raise ValueError(f"setting {key!r} needs a value; None says that there is none")
+        return json.loads(self._ask("keep a setting in", partial(self._keep_setting, key, canonical_json(value))))
+
+    @final
+    def claim(self, name: str, *, ttl_s: float) -> Claim | None:
+        """Take the task of encoding `name`, or return None where another machine has it: then `wait`.
+
+        Whoever cannot ask gets the claim, too: work that is done twice is better than none.
+
+        Args:
+            name: Fingerprint of the entry.
+            ttl_s: After so many seconds the claim ends by itself, should its owner have died.
+        """
+        check_names(name)
+        token, ending = token_hex(16), ExitStack()
+        try:
+            if not self._ask("claim in", partial(self._claim, name, token, ttl_s)):
+                return None
+            ending.callback(self._give_up, name, token)
+        except StoreError:
+            pass
+        return Claim(name=name, ending=ending)
+
+    @final
+    def wait(self, name: str, accept: Sequence[str], *, at_most_s: float) -> bool:
+        """Wait until an accepted object of `name` is there, and return whether it is; if not, encode it yourself.
+
+        It ends early when nobody has a claim, or when the place does not answer.
+        """
+        check_names(name, accept)
+        until = self._monotonic() + at_most_s
+        while True:
+            try:
+                is_claimed = self._ask("look at", partial(self._is_claimed, name))
+                if not self.stat(name).keys().isdisjoint(accept):
+                    return True
+            except StoreError:
+                return False
+            left_s = until - self._monotonic()
+            if not is_claimed or left_s <= 0:
+                return False
+            self._sleep(min(_POLL_S, left_s))
+
+    def __enter__(self) -> "RemoteStore":
+        return self
+
+    _failures: tuple[type[Exception], ...]
+    """What the client of this protocol raises."""
+
+    @abstractmethod
+    def _read(self, name: str, codec: str) -> Fetched | None:
+        """Return an object, or None; DamagedObject if it cannot be one."""
+
+    @abstractmethod
+    def _write(self, name: str, codec: str, data: memoryview) -> None:
+        """Write an object; it appears whole or not at all."""
+
+    @abstractmethod
+    def _discard(self, name: str, codec: str, version: bytes) -> None:
+        """Remove an object unless it is another version by now."""
+
+    @abstractmethod
+    def _remove(self, name: str, codec: str) -> bool:
+        """Remove an object and return whether it was there."""
+
+    @abstractmethod
+    def _touch(self, name: str, codec: str, version: bytes, now: float) -> None:
+        """Note a use."""
+
+    @abstractmethod
+    def _names(self) -> set[str]:
+        """Return the names of all objects."""
+
+    @abstractmethod
+    def _look(self, name: str) -> dict[str, ObjectStat]:
+        """Return what is there of a name, by codec, without reading it."""
+
+    @abstractmethod
+    def _load_setting(self, key: str) -> str | None:
+        """Return the JSON text of a setting."""
+
+    @abstractmethod
+    def _keep_setting(self, key: str, text: str) -> str:
+        """Keep a JSON text unless there is one, and return the kept one."""
+
+    @abstractmethod
+    def _claim(self, name: str, token: str, ttl_s: float) -> bool:
+        """Take a claim unless somebody has it."""
+
+    @abstractmethod
+    def _is_claimed(self, name: str) -> bool:
+        """Whether somebody has a claim."""
+
+    @abstractmethod
+    def _unclaim(self, name: str, token: str) -> None:
+        """End a claim if it is that of `token`."""
+
+    @abstractmethod
+    def _explain(self, error: Exception) -> StoreError | None:
+        """Return a refusal as an error of the store, or None where the place has not answered."""
+
+    def _open(self, name: str, codec: str) -> StoredObject | None:
+        """Read, verify and touch an object; one that does not verify is removed."""
+        fetched: Fetched | None = None
+        try:
+            fetched = self._ask("read from", partial(self._read, name, codec))
+            if fetched is None:
+                return None
+            found = open_object(fetched.data, name=name, codec=codec, secret=self._secret)
+        except DamagedObject:
+            self._count("quarantined")
+            discard = partial(self._discard, name, codec, fetched.version) if fetched else None
+            with suppress(StoreError):  # what cannot be removed is a miss again
+                self._ask("remove from", discard or partial(self._remove, name, codec))
+            return None
+        now = self._clock()
+        if fetched.last_use is not None and not 0 <= now - fetched.last_use < _TOUCH_S:
+            with suppress(StoreError):  # who may only read leaves no trace
+                self._ask("note a use in", partial(self._touch, name, codec, fetched.version, now))
+        return found
+
+    def _ask(self, what: str, call: Callable[[], _T]) -> _T:
+        """Make a call, a second time if the first failed early, unless the breaker is open.
+
+        Raises:
+            StoreError: The place does not answer, or refuses. Only the former opens the breaker.
+        """
+        breaker = self._breaker
+        if not breaker.admit():
+            self._count("passed_over")
+            raise StoreUnusable(
+                f"cannot {what} {self.address}: it is left alone for up to {breaker.pause_s:g} s since it failed "
+                f"({breaker.reason}); until then entries are encoded anew"
+            )
+        start, is_first = self._monotonic(), True
+        while True:
+            try:
+                result = call()
+            except StoreError:
+                breaker.succeeded()
+                raise
+            except self._failures as error:
+                refusal = self._explain(error)
+                if refusal is not None:
+                    breaker.succeeded()
+                    self._count("errors")
+                    raise refusal from error
+                if is_first and self._monotonic() - start < self._timeout_s / 2:
+                    is_first = False
+                    self._count("retries")
+                    continue
+                breaker.failed(f"{type(error).__name__}: {error}")
+                self._count("errors")
+                raise StoreUnusable(
+                    f"cannot {what} {self.address}: {breaker.reason}; check that it runs and can be reached from here"
+                ) from error
+            breaker.succeeded()
+            return result
+
+    def _give_up(self, name: str, token: str) -> None:
+        with suppress(StoreError):  # it ends by itself
+            self._ask("end a claim in", partial(self._unclaim, name, token))
+
+    def _count(self, what: str) -> None:
+        with self._counting:
+            self._counts[what] += 1
+
+
+def open_remote(url: str, *, secret: bytes | None = None, options: Mapping[str, Any] | None = None) -> RemoteStore:
+    """Return the store at a URL: `redis://`, `rediss://` and `unix://` are a Redis, all else is up to fsspec.
+
+    Args:
+        url: Where it is.
+        secret: What objects must be signed with; None for unsigned ones.
+        options: What the client of the protocol takes besides (credentials, an endpoint).
+
+    Raises:
+        StoreUnusable: The package for this protocol is not installed.
+    """
+    if urlsplit(url).scheme in ("redis", "rediss", "unix"):
+        from kvlink.store.redis import RedisStore
+
+        return RedisStore(url, secret=secret, options=options)
+    from kvlink.store.objects import FsspecStore
+
+    return FsspecStore(url, secret=secret, options=options)
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL without user, password and query."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2] + parts.path
+    return f"{parts.scheme}://{place}" if parts.scheme else place
