@@ -292,6 +292,36 @@ def test_a_sweep_keeps_the_best_of_several_numbers_and_says_which_to_take(model:
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
+def test_a_sweep_over_rows_learns_from_more_and_more_of_them(model: str, tmp_path: Path) -> None:
+    more = ("--rows", "1,3", "--sweep-mode", "links+lora", "--json", tmp_path / "a.json", "--plot", tmp_path / "a.svg")
+    result = train(tmp_path, model, "sweep", *more)
+    assert result.exit_code == 0
+    found = results(tmp_path / "a.json")
+    assert [(one["mode"], one["rows"], one["recipe"]["rows"]) for one in found] == [
+        ("links+lora", 1, 1),
+        ("links+lora", 3, 3),
+    ]
+    assert found[0]["curve"][0] == found[1]["curve"][0]  # the same beginning, looked at on the same examples
+    assert f"take {found[0]['advice']} rows: {found[0]['advised']}" in result.stderr
+    assert "rows learned from" in (tmp_path / "a.svg").read_text()
+    assert read_bundle(tmp_path / "a.safetensors").adapter is not None
+
+
+def test_each_source_may_have_a_limit_of_its_own(model: str, tmp_path: Path) -> None:
+    more = tmp_path / "more.jsonl"
+    more.write_text("".join(json.dumps(row(number)) + "\n" for number in range(20, 30)))
+    train(tmp_path, model, "links", "--data", more, "--limit", "6,3", "--json", tmp_path / "a.json")
+    (found,) = results(tmp_path / "a.json")
+    assert sum(found["data"].values()) == found["rows"] == 6 + 3 - 2
+    assert found["data"]["more"] <= 3
+
+
+def test_entries_are_kept_as_the_codec_says(model: str, tmp_path: Path) -> None:
+    train(tmp_path, model, "links", "--codec", "half")
+    kept = (tmp_path / "a.safetensors.work" / "entries").rglob("*.safetensors")
+    assert {path.suffixes[0] for path in kept} == {".half"}
+
+
 # --- what cannot work -----------------------------------------------------------------------------------------------
 
 
@@ -302,6 +332,11 @@ def test_a_sweep_keeps_the_best_of_several_numbers_and_says_which_to_take(model:
         ("links", ("--init", "zeros"), "there is no initialisation 'zeros'; there are mean, state, separator, random"),
         ("links", ("--init", "mean,state"), "names 2 beginnings, which sweep alone compares"),
         ("sweep", ("--counts", "four"), "--counts 'four' is no list of numbers"),
+        ("sweep", ("--rows", "all"), "--rows 'all' is no list of numbers of rows such as 250,500"),
+        ("links", ("--rows", "250,500"), "names 2 numbers, which sweep alone compares"),
+        ("sweep", ("--sweep-mode", "full"), "'full' cannot be compared; there are links and links"),
+        ("links", ("--limit", "5,5"), "--limit '5,5': one number for all, or one for each of the 1 sources"),
+        ("links", ("--limit", "0"), "--limit '0': one number for all"),
         ("links", ("--json", "rows.jsonl/a.json"), "the result cannot be written to"),
         ("links", ("--plot", "a.txt"), r"a\.txt"),
     ],

@@ -1,12 +1,14 @@
 """A sweep adds links until they are not worth their cost, and says why it stopped."""
 
+from typing import Any
+
 import pytest
 
 from kvlink.core.errors import InputError
 from kvlink.training.sweep import parse_counts, sweep
 
 
-def swept(found: dict[int, float], **options: float) -> tuple[list[int], int, str]:
+def swept(found: dict[int, float], **options: Any) -> tuple[list[int], int, str]:
     tried: list[int] = []
     result = sweep(found, lambda count: tried.append(count) or found[count], **options)
     assert [count for count, _ in result.tried] == tried
@@ -36,12 +38,19 @@ def test_the_gain_that_is_asked_for_is_enough(second: float, goes_on: bool) -> N
     assert (len(tried) == 3) is goes_on
 
 
+def test_where_the_whole_curve_is_wanted_the_advice_is_the_same() -> None:
+    found = {250: 0.200, 500: 0.150, 1000: 0.149, 2000: 0.100}
+    tried, advice, reason = swept(found, of="rows", whole=True)
+    assert (tried, advice) == ([250, 500, 1000, 2000], 500)
+    assert reason == "1000 rows come to 0.1490, 500 to 0.1500: less than 2% better"
+
+
 def test_one_number_is_advised_without_a_word_on_gains() -> None:
     assert swept({6: 0.3}) == ([6], 6, "6 links come to 0.3000, and nothing else was tried")
 
 
 def test_no_numbers_are_nothing_to_compare() -> None:
-    with pytest.raises(InputError, match="no number of link tokens"):
+    with pytest.raises(InputError, match="no number of links is given"):
         sweep([], lambda count: 0.0)
 
 

@@ -21,7 +21,7 @@ from kvlink.training.example import Question
 from kvlink.training.lesson import Branch, Ids, Lesson
 from kvlink.training.student import RequestSide
 from kvlink.training.teacher import Teacher
-from kvlink.training.train import Base, Plan, Trained, lessons_for, prepare, split, train
+from kvlink.training.train import Base, Plan, Trained, lessons_for, num_rows, prepare, split, train
 from kvlink.training.trainer import Recipe, held_out
 from kvlink.training.whole import LINKS, WholePrompt
 from tiny import byte_tokenizer
@@ -116,6 +116,20 @@ def test_too_few_lessons_are_an_error_with_both_numbers(count: int, out: int) ->
         split([named(number, (number,)) for number in range(count)], out)
 
 
+@given(st.lists(st.integers(1, 4), min_size=6, max_size=20), st.integers(0, 60))
+def test_fewer_rows_are_the_beginning_of_more_and_leave_the_held_out_ones(asked: list[int], rows: int) -> None:
+    some = [named(number, tuple(range(10 * number, 10 * number + count))) for number, count in enumerate(asked)]
+    every, looked = split(some, 2)
+    if not 1 <= rows <= num_rows(every):
+        with pytest.raises(InputError, match=f"{rows} rows to learn from: there are 1 to {num_rows(every)} beside"):
+            split(some, 2, rows=rows)
+        return
+    learned, same = split(some, 2, rows=rows)
+    assert same == looked
+    assert learned == every[: len(learned)]
+    assert num_rows(learned[:-1]) < rows <= num_rows(learned)
+
+
 # --- before training ------------------------------------------------------------------------------------------------
 
 LONG = Document("\n\n".join(f"Paragraph {number} says that hut {number} is full." for number in range(40)), "Huts")
@@ -166,6 +180,12 @@ def test_the_card_says_what_it_is_and_how_it_went() -> None:
     assert card.scores["agreement"] == curve[made.outcome.best].agreement
     assert card.scores["held_out"] == len(looked) == 2
     assert card.recipe == asdict(RECIPE) | asdict(PLAN)
+
+
+def test_of_fewer_rows_only_those_are_learned_from() -> None:
+    found = trained(replace(PLAN, rows=2), recipe=replace(RECIPE, epochs=1))
+    assert (sum(found.card.data.values()), found.rows) == (len(split(lessons(), 2, rows=2)[0]), found.rows)
+    assert 2 <= found.rows < once("links").rows
 
 
 def test_the_figure_without_links_is_that_of_no_links_at_all() -> None:

@@ -8,13 +8,11 @@ import typer
 from rich.table import Table
 
 from kvlink.cli import options, show
+from kvlink.cli.train_data import examples_of, parse_limits
 
 if TYPE_CHECKING:
     from kvlink.engine.engine import Engine
     from kvlink.training.example import Example
-
-EXAMPLES = 200
-"""Examples that the model makes of a folder of documents where no limit is given."""
 
 MODES = ("links", "links+lora", "lora", "full", "sweep")
 
@@ -34,7 +32,14 @@ def train(
         typer.Option("--work", help="Where entries, predictions and the state are kept.", show_default="OUT.work"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --work.")] = False,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Examples of each source.")] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option("--limit", help="Examples of each source; 500,200,40: of each --data in turn, then the corpus."),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option("--rows", help="Learn from the first N questions alone; for sweep several: 250,500,1000."),
+    ] = None,
     allow_scored: Annotated[
         bool,
         typer.Option("--allow-scored", help="Learn from sets that `kvlink evaluate` scores; do not score on them."),
@@ -44,6 +49,7 @@ def train(
     num_links: Annotated[int, typer.Option("--num-links", "-k", min=1, help="Link tokens behind each document.")] = 6,
     levels: Annotated[int, typer.Option("--levels", min=1, max=2, help="2: long documents are cut and linked.")] = 2,
     counts: Annotated[str, typer.Option("--counts", help="For sweep: numbers of links to compare.")] = "4,6,8",
+    swept: Annotated[str, typer.Option("--sweep-mode", help="For sweep: links or links+lora.")] = "links",
     init: Annotated[str, typer.Option("--init", help="How links begin: mean, state, separator, random.")] = "separator",
     start: Annotated[Path | None, typer.Option("--start", help="A bundle to begin with, instead of --init.")] = None,
     rank: Annotated[int, typer.Option("--rank", min=1, help="Rank of an adapter.")] = 8,
@@ -67,6 +73,7 @@ def train(
     model: options.Model = "demo",
     dtype: options.Dtype = None,
     budget: options.Budget = 40.0,
+    codec: Annotated[str, typer.Option("--codec", help="How entries are kept: raw, half, int8, int4.")] = "raw",
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the held-out curve to this .svg or .png.")] = None,
     json: options.Json = None,
 ) -> None:
@@ -81,6 +88,7 @@ def train(
     from kvlink.evaluation.curves import plot_training
     from kvlink.evaluation.plot import require_plot
     from kvlink.evaluation.results import require_writable, write_results
+    from kvlink.store.codec import codec_named
     from kvlink.training.compose import Composition
     from kvlink.training.initialise import require_initialisation
     from kvlink.training.sweep import parse_counts
@@ -91,7 +99,14 @@ def train(
         raise InputError(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
     if not data and corpus is None:
         raise InputError("nothing to learn from: give --data PATH, or --corpus FOLDER and the model asks itself")
+    codec_named(codec)
     tried, inits = parse_counts(counts), [require_initialisation(name.strip()) for name in init.split(",")]
+    sizes = parse_counts(rows, option="--rows", what="numbers of rows such as 250,500") if rows else []
+    limits = parse_limits(limit, len(data or []) + (corpus is not None))
+    if len(sizes) > 1 and mode != "sweep":
+        raise InputError(f"--rows {rows!r} names {len(sizes)} numbers, which sweep alone compares; choose one")
+    if swept not in ("links", "links+lora"):
+        raise InputError(f"--sweep-mode {swept!r} cannot be compared; there are links and links+lora")
     if len(inits) > 1 and mode != "sweep":
         raise InputError(f"--init {init!r} names {len(inits)} beginnings, which sweep alone compares; choose one")
     recipe = Recipe(
@@ -106,12 +121,13 @@ def train(
         seed=seed,
     )
     plan = Plan(
-        mode="links" if mode == "sweep" else mode,
+        mode=swept if mode == "sweep" else mode,
         num_links=num_links,
         levels=levels,
         init=inits[0],
         rank=rank,
         held_out=held_out,
+        rows=sizes[0] if len(sizes) == 1 else None,
     )
     if mode in ("lora", "full"):
         require_writable(out / "config.json", "the model")
@@ -129,81 +145,28 @@ def train(
             max_tokens=max_tokens,
             count=lambda text: len(engine.prompter.plain_ids(text)),
         )
-        examples = _examples(
+        examples = examples_of(
             engine,
             data or [],
             corpus,
             composition=composition,
-            limit=limit,
+            limits=limits,
             long=levels > 1,
             allow_scored=allow_scored,
             seed=seed,
             folder=folder,
         )
-        run = _Run(engine, examples, recipe=recipe, start=start, folder=folder, resume=resume)
-        rows = _sweep(run, plan, out, counts=tried, inits=inits) if mode == "sweep" else [run.train(plan, out)]
+        run = _Run(engine, examples, recipe=recipe, start=start, codec=codec, folder=folder, resume=resume)
+        if mode == "sweep":
+            found = _sweep(run, plan, out, counts=tried, inits=inits, sizes=sizes)
+        else:
+            found = [run.train(plan, out)]
         info = engine.model_info
     console = show.out(json)
-    console.print(_table(rows))
-    write_results(json, "train", rows, model=info, seed=seed)
+    console.print(_table(found))
+    write_results(json, "train", found, model=info, seed=seed)
     if plot:
-        plot_training(rows, plot, title=f"{info['name']}: link tokens, trained by the model's own full attention")
-
-
-def _examples(
-    engine: "Engine",
-    data: list[str],
-    corpus: Path | None,
-    *,
-    composition: Any,
-    limit: int | None,
-    long: bool,
-    allow_scored: bool,
-    seed: int,
-    folder: Path,
-) -> "list[Example]":
-    """Read what was named; let the model ask about a corpus."""
-    from kvlink.training.sources import interleave, read_examples
-
-    sources: list[Any] = []
-    for source in data:
-        sources += read_examples(
-            source, composition=composition, limit=limit, long=long, allow_scored=allow_scored, seed=seed
-        )
-    if corpus is not None:
-        sources.append(_studied(engine, corpus, composition, number=limit or EXAMPLES, seed=seed, folder=folder))
-    for source in sources:
-        for reason, count in source.left_out.items():
-            show.err.print(f"[yellow]left out[/] {count} of {source.name}: {reason}", highlight=False)
-    return interleave([source.examples for source in sources])
-
-
-def _studied(engine: "Engine", corpus: Path, composition: Any, *, number: int, seed: int, folder: Path) -> Any:
-    """Let the model ask and answer about a folder of documents; what it said is kept and not asked again."""
-    from kvlink.corpus import read_corpus
-    from kvlink.training.example_file import ExampleFile
-    from kvlink.training.selfstudy import Study, self_study, study_settings
-
-    documents = read_corpus(corpus)
-    most, room = composition.most, composition.max_tokens
-    study = Study(most=most, max_tokens=room, piece_tokens=min(1024, room), count=composition.count)
-    settings = study_settings(documents, model=engine.model_info["digest"], study=study, seed=seed)
-
-    def generate(given: Any, question: str, /, *, max_new_tokens: int) -> str:
-        answer = engine.generate(given, question, system=study.system, max_new_tokens=max_new_tokens, reuse=False)
-        return answer.text
-
-    with ExampleFile(folder / "self-study.jsonl", settings) as file, show.bar() as progress:
-        task = progress.add_task("asking and answering about the documents", total=number, rate="")
-        return self_study(
-            documents,
-            generate,
-            number=number,
-            study=study,
-            seed=seed,
-            file=file,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+        plot_training(found, plot, title=f"{info['name']}: link tokens, trained by the model's own full attention")
 
 
 class _Run:
@@ -216,16 +179,27 @@ class _Run:
         *,
         recipe: Any,
         start: Path | None,
+        codec: str,
         folder: Path,
         resume: bool,
     ) -> None:
+        from kvlink.engine.loader import Loader
         from kvlink.models.bundle import read_bundle
         from kvlink.training.teacher import Teacher
         from kvlink.training.train import Base
 
         self.engine, self.examples, self.recipe, self.folder, self.resume = engine, examples, recipe, folder, resume
-        info, sink_ids = engine.model_info, engine.loader.identity.sink_ids
-        self.base = Base(engine.runner, engine.prompter, engine.loader.load, info["name"], info["digest"], sink_ids)
+        info, identity = engine.model_info, engine.loader.identity
+        loader = Loader(
+            runner=engine.runner,
+            store=engine.store,
+            identity=identity,
+            sink=engine.loader.sink,
+            provenance=engine.loader.provenance,
+            secret=options.secret(),
+            codec=codec,
+        )
+        self.base = Base(engine.runner, engine.prompter, loader.load, info["name"], info["digest"], identity.sink_ids)
         self.start = None if start is None else read_bundle(start)
         self.teacher = Teacher(engine.runner, model=info["digest"], folder=folder / "teacher")
 
@@ -266,34 +240,41 @@ class _Run:
             show.err.print(f"[yellow]left out[/] {count} examples: {reason}", highlight=False)
         if not lessons.kept:
             raise InputError(f"none of {len(self.examples)} examples can be learned from")
-        split(lessons.kept, plan.held_out)
+        learned, looked = split(lessons.kept, plan.held_out, rows=plan.rows)
         with show.bar() as progress:
-            task = progress.add_task("encoding, and asking the teacher, once", total=len(lessons.kept), rate="")
-            prepare(self.base, self.teacher, lessons.kept, done=lambda: progress.advance(task))
+            needed = [*looked, *learned]
+            task = progress.add_task("encoding, and asking the teacher, once", total=len(needed), rate="")
+            prepare(self.base, self.teacher, needed, done=lambda: progress.advance(task))
         return list(lessons.kept)
 
 
-def _sweep(run: _Run, plan: Any, out: Path, *, counts: list[int], inits: list[str]) -> list[dict[str, Any]]:
-    """Train with several numbers of links, or several initialisations; the best bundle is the one that is kept."""
+def _sweep(
+    run: _Run, plan: Any, out: Path, *, counts: list[int], inits: list[str], sizes: list[int]
+) -> list[dict[str, Any]]:
+    """Train with several numbers of rows, of links, or with several beginnings; the best bundle is kept."""
     from kvlink.training.sweep import sweep
 
     rows: list[dict[str, Any]] = []
 
-    def one(count: int) -> float:
+    def one(number: int) -> float:
         found = []
         for init in inits:
-            target = out.with_name(f"{out.stem}-{count}-{init}{out.suffix}")
-            rows.append(run.train(replace(plan, num_links=count, init=init), target, name=f"run-{count}-{init}"))
+            changed = replace(plan, rows=number, init=init) if over_rows else replace(plan, num_links=number, init=init)
+            name = f"{number}-rows-{init}" if over_rows else f"{number}-{init}"
+            target = out.with_name(f"{out.stem}-{name}{out.suffix}")
+            rows.append(run.train(changed, target, name=f"run-{name}"))
             found.append(_best(rows[-1]))
         return min(found)
 
-    advised = sweep(counts, one)
-    best = min((row for row in rows if row["num_links"] == advised.advice), key=_best)
+    over_rows = len(sizes) > 1
+    advised = sweep(sizes, one, of="rows", whole=True) if over_rows else sweep(counts, one)
+    advice, unit = advised.advice, "rows" if over_rows else "links"
+    best = min(rows if over_rows else [row for row in rows if row["num_links"] == advice], key=_best)
     out.with_name(best["bundle"]).replace(out)
     best["bundle"] = out.name
     for row in rows:
-        row["advice"], row["advised"] = advised.advice, advised.reason
-    show.err.print(f"[bold]take {advised.advice} links[/]: {advised.reason}", highlight=False)
+        row["advice"], row["advised"] = advice, advised.reason
+    show.err.print(f"[bold]take {advice:,} {unit}[/]: {advised.reason}", highlight=False)
     return rows
 
 
@@ -314,6 +295,7 @@ def _row(made: Any, plan: Any, out: Path) -> dict[str, Any]:
         "bad_steps": outcome.bad_steps,
         "seconds": outcome.seconds,
         "lessons": sum(card.data.values()),
+        "rows": made.rows,
         "data": dict(card.data),
         "scores": dict(card.scores),
         "curve": [{"step": step, **asdict(seen)} for step, seen in outcome.curve],
@@ -322,7 +304,9 @@ def _row(made: Any, plan: Any, out: Path) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("mode", "K", "begun as", "lessons", "steps", "best", "held-out KL", "agreement", "minutes", "bundle")
+    table = Table(
+        "mode", "K", "begun as", "lessons", "rows", "steps", "best", "held-out KL", "agreement", "minutes", "bundle"
+    )
     for row in rows:
         first, best = row["curve"][0], min(row["curve"], key=lambda seen: seen["kl"])
         table.add_row(
@@ -330,6 +314,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             str(row["num_links"]),
             row["recipe"]["init"],
             str(row["lessons"]),
+            str(row["rows"]),
             f"{row['steps']} ({row['reason']})",
             str(row["best"]),
             f"{first['kl']:.3f} -> {best['kl']:.3f}",

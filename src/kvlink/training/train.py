@@ -1,8 +1,10 @@
 """One training run, from examples to a bundle, or to a model with a bundle of its own."""
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ class Plan:
         num_links, levels: K, and 2 where long documents are to be cut, else 1.
         init: How links begin; see `initial_links`.
         held_out: Lessons that are looked at and not learned from.
+        rows: Questions to learn from, of the first lessons that are not held out; None for all.
     """
 
     mode: str = "links"
@@ -59,16 +62,26 @@ class Plan:
     init: str = "separator"
     rank: int = RANK
     held_out: int = 40
+    rows: int | None = None
 
 
-def split(lessons: Sequence[Lesson], held_out: int) -> tuple[list[Lesson], list[Lesson]]:
-    """Return what is learned from and what is held out: the lessons whose ids hash lowest.
+def num_rows(lessons: Iterable[Lesson]) -> int:
+    """Return the number of questions."""
+    return sum(len(lesson.branches) for lesson in lessons)
+
+
+def split(lessons: Sequence[Lesson], held_out: int, *, rows: int | None = None) -> tuple[list[Lesson], list[Lesson]]:
+    """Return what is learned from and what is held out: the lessons whose ids hash lowest, whatever `rows` is.
 
     What shares a question and its answer with a held-out lesson is not learned from. The same words asked about other
     documents ("What are the documents about?") have another answer and are another question.
 
+    Args:
+        rows: Questions at least to learn from, those of the first lessons: a smaller number gives the beginning of a
+            larger one. None for all.
+
     Raises:
-        InputError: Too few lessons.
+        InputError: Too few lessons, or too few questions.
     """
     if len(lessons) < 2 * held_out or held_out < 1:
         raise InputError(f"{len(lessons)} lessons, {held_out} of them held out: at least twice as many are needed")
@@ -81,7 +94,13 @@ def split(lessons: Sequence[Lesson], held_out: int) -> tuple[list[Lesson], list[
         for lesson in lessons
         if id(lesson) not in kept_out and not any(branch in asked for branch in lesson.branches)
     ]
-    return learned, looked
+    if rows is None:
+        return learned, looked
+    up_to = list(accumulate(len(lesson.branches) for lesson in learned))
+    number = bisect_left(up_to, rows) + 1
+    if rows < 1 or number > len(learned):
+        raise InputError(f"{rows} rows to learn from: there are 1 to {num_rows(learned)} beside those held out")
+    return learned[:number], looked
 
 
 def lessons_for(base: Base, examples: Sequence[Example], plan: Plan, *, context: int) -> Lessons:
@@ -108,11 +127,12 @@ def prepare(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """What came of a run: the student as it was at its best, its card, and how it went."""
+    """What came of a run: the student as it was at its best, its card, how it went, and the questions learned from."""
 
     student: RequestSide | WholePrompt
     card: Card
     outcome: Outcome
+    rows: int
 
     def bundle(self) -> Bundle:
         """Return link tokens and adapter; of no use in the modes that give another model."""
@@ -157,12 +177,12 @@ def train(
     """
     if start is not None:
         require_start(base, start, plan)
-    learned, looked = split(lessons, plan.held_out)
+    learned, looked = split(lessons, plan.held_out, rows=plan.rows)
     links = _links(base, learned, plan, recipe.seed) if start is None else start.links.embeddings
     without = held_out(RequestSide(base.runner, base.load, links=links[:, :0]), teacher, looked)
     student = _student(base, plan, links, start.adapter if start else None, seed=recipe.seed)
     if plan.mode == "full":
-        teacher.learn(lessons)
+        teacher.learn([*learned, *looked])
     settings = {
         "model": base.digest,
         "sink_ids": list(base.sink_ids),
@@ -192,7 +212,7 @@ def train(
         },
         recipe=asdict(recipe) | asdict(plan),
     )
-    return Trained(student, card, outcome)
+    return Trained(student, card, outcome, num_rows(learned))
 
 
 def require_start(base: Base, start: Bundle, plan: Plan) -> None:
