@@ -64,8 +64,9 @@ bench: setup ## Measure the committed figures again, into benchmarks/
 	$(BIN)/kvlink bench assembly --json benchmarks/assembly.json
 	$(BIN)/kvlink bench encode --json benchmarks/encode.json
 
-torture: setup ## Run the property tests with many more examples, in new random orders
-	HYPOTHESIS_PROFILE=torture $(PYTEST) -k "random or property or model or any or every" $(ARGS) tests/core tests/store
+torture: setup ## Run the property tests with many more examples, and kill 300 writers at random moments
+	HYPOTHESIS_PROFILE=torture KVLINK_TORTURE=1 $(PYTEST) -k "random or property or model or any or every or killed" \
+		$(ARGS) tests/core tests/store
 
 gpu-check: ## Check and measure on a GPU, with the torch that is in .venv
 	@[ -x $(BIN)/python ] || { echo "there is no .venv; run 'make setup' with a TORCH for your GPU first" >&2; exit 1; }

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from kvlink.core.errors import StoreUnusable
+
 Run = Callable[..., Any]
 
 
@@ -125,3 +127,27 @@ def test_a_folder_that_is_not_there_is_a_usage_error_and_is_not_made(run: Run, t
     assert result.exit_code == 2
     assert "is no folder" in result.stderr
     assert not (tmp_path / "nowhere").exists()
+
+
+KEY = bytes(range(32)).hex()
+
+
+def test_a_sealed_store_is_looked_after_with_its_key_and_refused_without(
+    run: Run, model: str, corpus: Path, tmp_path: Path
+) -> None:
+    sealed = tmp_path / "sealed"
+    run("encode", corpus, "-m", model, "--store", sealed, KVLINK_STORE_KEY=KEY)
+    assert all(file.read_bytes().startswith(b"KVSEALED") for file in objects(sealed))
+    for verb, said in (("ls", "3 objects"), ("verify", "3 objects read, 0 damaged"), ("gc", "0 quarantined")):
+        assert said in run("store", verb, "--store", sealed, KVLINK_STORE_KEY=KEY).stdout
+        with pytest.raises(StoreUnusable, match=r"opened without a key; pass .*KVLINK_STORE_KEY"):
+            run("store", verb, "--store", sealed)
+    assert len(objects(sealed)) == 3
+
+
+def test_a_key_from_a_file_that_others_can_read_is_refused(run: Run, store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(KEY)
+    file.chmod(0o644)
+    with pytest.raises(StoreUnusable, match="chmod 600"):
+        run("store", "ls", "--store", store, KVLINK_STORE_KEY_FILE=str(file))

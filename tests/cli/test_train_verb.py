@@ -132,7 +132,7 @@ def test_what_was_computed_is_used_again(
     folder, _ = made
     encoded: list[Any] = []
     monkeypatch.setattr(Teacher, "compute", never)
-    monkeypatch.setattr("kvlink.engine.loader.Loader.encode", lambda self, ids: encoded.extend(ids) or iter(()))
+    monkeypatch.setattr("kvlink.engine.loader.Loader.encode", lambda self, ids, **_: encoded.extend(ids) or iter(()))
     result = train(tmp_path, model, "links", "--work", folder / "a.safetensors.work", *FOUR_STEPS)
     assert result.exit_code == 0
     assert encoded == []

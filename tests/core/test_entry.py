@@ -88,3 +88,42 @@ def test_an_entry_has_no_equality_operator_that_could_compare_tensors():
     made = entry()
     assert made == made  # noqa: PLR0124
     assert made != entry()
+
+
+def pruned(*, tokens: int = 6, rows: int = 3) -> CacheEntry:
+    kept = torch.tensor([0, 2, 5][:rows], dtype=torch.int32).expand(2, 1, -1)
+    return CacheEntry(torch.ones(2, 1, rows, 4), torch.ones(2, 1, rows, 4), tuple(range(tokens)), kept)
+
+
+def test_a_pruned_entry_has_the_length_of_its_document_and_the_bytes_of_its_rows():
+    made = pruned()
+    assert (made.num_tokens, made.is_pruned) == (6, True)
+    assert made.num_bytes == 2 * 3 * (4 + 4) * 4 + 2 * 3 * 4
+    assert not entry().is_pruned
+    assert not pruned(tokens=3).is_pruned
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kept", torch.zeros(2, 1, 2, dtype=torch.int32)),
+        ("kept", torch.zeros(1, 1, 3, dtype=torch.int32)),
+        ("kept", torch.zeros(2, 2, 3, dtype=torch.int32)),
+        ("values", torch.ones(2, 1, 2, 4)),
+        ("token_ids", (7, 8)),
+    ],
+)
+def test_rows_and_tokens_that_do_not_fit_together_are_refused(name, value):
+    made = pruned()
+    object.__setattr__(made, name, value)
+    with pytest.raises(ValueError, match=f"a pruned entry of {made.num_tokens} tokens needs keys, values and kept"):
+        made.__post_init__()
+
+
+def test_pruned_entries_of_other_tokens_are_not_equal():
+    made = pruned()
+    assert made.equals(pruned())
+    assert not made.equals(CacheEntry(made.keys, made.values, made.token_ids, made.kept + 1))
+    whole = pruned(tokens=3)
+    assert not whole.equals(CacheEntry(whole.keys, whole.values, whole.token_ids))
+    assert not CacheEntry(whole.keys, whole.values, whole.token_ids).equals(whole)

@@ -26,7 +26,7 @@ def row(name: str) -> str:
 
 
 def test_defaults_of_the_engine_are_those_of_the_code() -> None:
-    for name in ("model", "sink", "store", "tokenizer", "dtype", "device", "context", "secret"):
+    for name in ("model", "sink", "store", "tokenizer", "dtype", "device", "context", "secret", "store_key"):
         assert f"| `{default(kvlink.Engine.from_pretrained, name)!r}` |".replace("'", '"') in row(name)
 
 
@@ -48,7 +48,14 @@ def test_budgets_and_constants_are_those_of_the_code() -> None:
 
 def test_every_environment_variable_of_the_command_line_is_on_the_page() -> None:
     assert options.Store.__metadata__[0].envvar == "KVLINK_STORE"
-    for name in ("KVLINK_STORE", "XDG_CACHE_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS"):
+    for name in (
+        "KVLINK_STORE",
+        "KVLINK_STORE_KEY",
+        "KVLINK_STORE_KEY_FILE",
+        "XDG_CACHE_HOME",
+        "HF_HUB_OFFLINE",
+        "OMP_NUM_THREADS",
+    ):
         assert row(name)
 
 

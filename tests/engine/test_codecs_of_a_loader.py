@@ -68,6 +68,7 @@ def test_the_order_of_what_is_accepted_decides(store: Store) -> None:
 def test_an_entry_that_has_no_place_in_a_codec_is_written_raw(
     store: Store, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loader = loader_of(store, codec=codec)
     encode = Runner.encode
 
     def overflowing(self: Runner, *arguments: object, **options: object) -> object:
@@ -76,7 +77,6 @@ def test_an_entry_that_has_no_place_in_a_codec_is_written_raw(
         return made
 
     monkeypatch.setattr(Runner, "encode", overflowing)
-    loader = loader_of(store, codec=codec)
     list(loader.encode(IDS[:1]))
     assert codecs_in(store) == [["raw"]]
     with loader.load(IDS[:1]) as loaded:

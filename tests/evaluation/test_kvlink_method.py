@@ -145,6 +145,20 @@ def test_entries_are_those_of_the_other_methods(tmp_path: Path, monkeypatch: pyt
     assert asked == []
 
 
+@pytest.mark.parametrize("levels", [1, 2])
+def test_entries_go_through_the_codec_that_is_named(levels: int, tmp_path: Path) -> None:
+    bench = bench_with()
+    asked = saved(bundle_for(bench, levels=levels), tmp_path)
+    case = Case(bench, row_of(["The office opens at seven. " * 60, *TEXTS[1:]]))
+    raw = scored(case, asked)
+    assert torch.equal(scored(case, asked.replace(")", ", codec=raw)")), raw)
+    near, far = (scored(case, asked.replace(")", f", codec={codec})")) for codec in ("int8", "pruned50"))
+    assert 0 < largest(near - raw) < largest(far - raw)
+    half = by_method(results_of([row_of()], [asked, asked.replace(")", ", codec=pruned50)")], bench=bench))
+    whole, pruned = (result["bytes_loaded"] for result in half.values())
+    assert pruned / whole == pytest.approx(0.5, abs=0.03)
+
+
 def test_a_bundle_is_read_once_for_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = bench_with()
     asked = saved(bundle_for(bench), tmp_path)

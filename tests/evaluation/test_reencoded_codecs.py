@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvlink import InputError
 from kvlink.evaluation.case import Case
-from kvlink.evaluation.methods import concat_reencoded, method_named
+from kvlink.evaluation.methods import method_named, reading
 from kvlink.store import CODECS
 from tiny_models import largest
 
@@ -62,8 +62,8 @@ def test_a_row_after_another_gets_its_own_entries() -> None:
 
 def test_entries_go_through_the_codec_once_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    through = concat_reencoded.through
-    monkeypatch.setattr(concat_reencoded, "through", lambda *given: calls.append(1) or through(*given))
+    through = reading.through
+    monkeypatch.setattr(reading, "through", lambda *given: calls.append(1) or through(*given))
     results_of(rows_of(2), ["concat_reencoded(codec=int8)"], generate=True)
     assert len(calls) == 2 * len(row_of().documents)
 
@@ -73,6 +73,36 @@ def test_half_of_a_model_of_16_bits_is_an_error_of_the_row_that_says_what_to_do(
     (result,) = results_of([row_of()], ["concat_reencoded(codec=half)"], bench=bench)
     assert "half of torch.bfloat16 saves nothing; take raw" in result["error"]
     assert "error" not in results_of([row_of()], ["concat_reencoded(codec=int4)"], bench=bench)[0]
+
+
+PRUNED = ("pruned75", "pruned50", "pruned25")
+
+
+@pytest.mark.parametrize("method", ["concat_reencoded(codec={})", "concat_reencoded(codec={}, sink=none)"])
+def test_what_is_pruned_is_missed_and_takes_its_share_of_the_bytes(method: str) -> None:
+    asked = [method.format(codec) for codec in ("raw", *PRUNED)]
+    case = Case(bench_of(), row_of())
+    raw, *others = (scored(case, name) for name in asked)
+    assert all(largest(logits - raw) > 0.01 * largest(raw) for logits in others)
+    assert len({logits.sum().item() for logits in others}) == len(PRUNED)
+    found = by_method(results_of([row_of()], asked))
+    whole, *shares = (found[name]["bytes_loaded"] for name in asked)
+    assert [share / whole for share in shares] == pytest.approx([0.75, 0.5, 0.25], abs=0.03)
+    assert not any("error" in result for result in found.values())
+
+
+def test_pruned_documents_are_decoded_from_and_scored_alike() -> None:
+    """The rows that are scored behind a prompt are those that decoding would compute, one after the other."""
+    asked = "concat_reencoded(codec=pruned25)"
+    case, method = Case(bench_of(dtype=torch.float64), row_of()), method_named(asked)
+    method.prepare(case)
+    ids = method.generate(case, limit=6, end_ids=())
+    assert tuple(method.score(case, ids).logits.argmax(-1).tolist()) == ids
+
+
+def test_pruned_documents_are_an_error_of_the_row_where_a_layer_has_a_sliding_window() -> None:
+    (result,) = results_of([row_of()], ["concat_reencoded(codec=pruned50)"], bench=bench_of("qwen2"))
+    assert "through a sliding window of" in result["error"]
 
 
 def test_an_unknown_codec_is_an_error_that_lists_the_known_ones() -> None:

@@ -8,10 +8,11 @@ from secrets import token_hex
 
 import pytest
 from servers import LOOPBACK, RedisServer, S3Server
-from specimens import Clock, MakeStore
+from specimens import STORE_KEY, Clock, MakeStore
 
 from kvlink.store import DiskStore, MemoryStore, Store
 from kvlink.store.objects import FsspecStore
+from kvlink.store.recompress import RecompressingStore
 from kvlink.store.redis import RedisStore
 from kvlink.store.tiered import TieredStore
 
@@ -70,10 +71,11 @@ def make_s3(s3_server: S3Server, fresh: Callable[[], str]) -> Iterator[Callable[
 
 
 BOUNDED = ["memory", "disk"]
+SEALED = ["sealed disk", "sealed redis", "sealed files"]
 REMOTE = ["redis", "files", "objects", pytest.param("s3", marks=pytest.mark.allow_hosts([LOOPBACK]))]
 
 
-@pytest.fixture(params=[*BOUNDED, *REMOTE, "tiered"])
+@pytest.fixture(params=[*BOUNDED, *REMOTE, *SEALED, "recompressing", "tiered"])
 def make_store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, fresh: Callable[[], str]
 ) -> Iterator[MakeStore]:
@@ -85,10 +87,15 @@ def make_store(
             made: dict[str, Callable[[], Store]] = {
                 "memory": lambda: MemoryStore(**given),
                 "disk": lambda: DiskStore(tmp_path / fresh(), **given),
+                "sealed disk": lambda: DiskStore(tmp_path / fresh(), store_key=STORE_KEY, **given),
                 "redis": lambda: request.getfixturevalue("make_redis")(secret=secret),
+                "sealed redis": lambda: request.getfixturevalue("make_redis")(secret=secret, store_key=STORE_KEY),
+                "sealed files": lambda: FsspecStore(f"file://{tmp_path}/{fresh()}", secret=secret, store_key=STORE_KEY),
                 "files": lambda: FsspecStore(f"file://{tmp_path}/{fresh()}", secret=secret),
                 "objects": lambda: FsspecStore(f"memory://{fresh()}", secret=secret),
                 "s3": lambda: request.getfixturevalue("make_s3")(secret=secret),
+                # never fuller than it should be: tests of its own fill it up
+                "recompressing": lambda: RecompressingStore(made["disk"](), ladder=("int8", "int4"), high=1.0),
                 "tiered": lambda: TieredStore(made["memory"](), made["disk"](), made["redis"]()),
             }
             return stores.enter_context(made[request.param]())

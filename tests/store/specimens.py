@@ -7,11 +7,13 @@ import torch
 
 from kvlink.core.entry import CacheEntry
 from kvlink.core.fingerprint import Identity, fingerprint
-from kvlink.store import Store, encode
+from kvlink.store import Seal, Store, TieredStore, encode
 
 MakeStore = Callable[..., Store]
 
 IDENTITY = Identity(model="a1" * 32, rope="b2" * 32, sink_ids=(1, 7), dtype="float32")
+
+STORE_KEY = bytes(range(32))
 
 
 def entry(seed: int = 0, *, tokens: int = 5, dtype: torch.dtype = torch.float32) -> CacheEntry:
@@ -50,6 +52,16 @@ class Clock:
 
 
 def put(store: Store, *objects: Specimen) -> None:
-    """Put copies, so that no store shares memory with another."""
+    """Put copies, so that no store shares memory with another; every tier has them afterwards."""
     for one in objects:
         store.put(one.name, one.codec, bytearray(one.data))
+    if isinstance(store, TieredStore):
+        store.flush()
+
+
+def lying_bytes(store: Store, *objects: Specimen) -> int:
+    """Return what objects take where they lie: more than their own bytes in a store that seals them."""
+    if isinstance(store, TieredStore):
+        store = store._keeping[0].store
+    seal = getattr(store, "_seal", Seal(None))
+    return sum(memoryview(seal.wrap(one.data, name=one.name, codec=one.codec)).nbytes for one in objects)

@@ -352,14 +352,14 @@ def test_a_frame_that_is_not_the_canonical_one_is_refused(change: Callable[[dict
     refused(forge(outside=change))
 
 
-@pytest.mark.parametrize("codec", ["half", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["half", "int8", "int4", "pruned50"])
 def test_a_well_signed_header_that_names_another_codec_does_not_fit_its_tensors(codec: str) -> None:
     forged = forge(lambda header: header.update(codec=codec))
     with pytest.raises(DamagedObject, match="not the canonical one"):
         open_object(bytearray(forged), name=GOOD.name, codec=codec)
 
 
-@pytest.mark.parametrize("codec", ["half", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["half", "int8", "int4", "pruned50"])
 def test_the_sizes_of_every_tensor_follow_from_the_header(codec: str) -> None:
     frame = json.loads(bytes(OBJECTS[codec][8 : border(OBJECTS[codec])]))
     for name, tensor in frame.items():
@@ -386,6 +386,80 @@ def with_number(codec: str, name: str, number: float, place: int) -> bytes:
     numbers = torch.frombuffer(data, dtype=torch.bfloat16, offset=start + begin, count=(end - begin) // 2)
     numbers[place] = number
     return forge(data=data)
+
+
+PRUNED = ("pruned75", "pruned50", "pruned25")
+LONG = specimen(tokens=12)
+
+
+def pruned_object(codec: str, change: Callable[[torch.Tensor], object] = lambda positions: None) -> bytes:
+    """Write other positions into a pruned object of 12 tokens and sign it as anyone can."""
+    data = bytearray(encode(LONG.entry, IDENTITY, codec=codec))
+    start = border(data)
+    plan = json.loads(bytes(data[8:start]))["positions"]
+    (begin, end), shape = plan["data_offsets"], plan["shape"]
+    positions = torch.frombuffer(data, dtype=torch.int32, offset=start + begin, count=(end - begin) // 4)
+    change(positions.view(shape))
+    return forge(data=data)
+
+
+HOSTILE_POSITIONS: dict[str, Callable[[torch.Tensor], object]] = {
+    "one beyond the end": lambda p: p[1, 0, -1].fill_(12),
+    "far beyond the end": lambda p: p[1, 0, -1].fill_(2**31 - 1),
+    "below zero": lambda p: p[0, 1, 0].fill_(-1),
+    "far below zero": lambda p: p[0, 1, 0].fill_(-(2**31)),
+    "the same twice": lambda p: p[1, 1, -2].fill_(int(p[1, 1, -1])),
+    "in another order": lambda p: p.copy_(p.flip(-1)),
+    "two that changed places": lambda p: p[1, 1, 1:3].copy_(p[1, 1, 1:3].flip(0).clone()),
+    "not the first": lambda p: p[0, 0, 0].fill_(1),
+    "not the fourth": lambda p: p[1, 1, 3].fill_(4),
+    "not the last": lambda p: p[0, 0, -1].fill_(10),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE_POSITIONS.values(), ids=HOSTILE_POSITIONS)
+@pytest.mark.parametrize("codec", PRUNED)
+def test_a_well_signed_object_whose_positions_are_none_is_refused(
+    codec: str, change: Callable[[torch.Tensor], object]
+) -> None:
+    assert open_object(bytearray(pruned_object(codec)), name=LONG.name, codec=codec).decode().is_pruned
+    with pytest.raises(DamagedObject, match="its positions are not ascending ones of 12 tokens"):
+        open_object(bytearray(pruned_object(codec, change)), name=LONG.name, codec=codec)
+
+
+@pytest.mark.parametrize("codec", PRUNED)
+def test_every_flipped_bit_of_a_pruned_object_is_found(codec: str) -> None:
+    good = encode(LONG.entry, IDENTITY, codec=codec)
+    data = bytearray(good)
+    for place in range(len(data)):
+        data[place] ^= 1 << place % 8
+        with pytest.raises(DamagedObject):
+            open_object(data, name=LONG.name, codec=codec)
+        data[place] = good[place]
+    assert open_object(data, name=LONG.name, codec=codec)
+
+
+@pytest.mark.parametrize("codec", PRUNED)
+def test_a_pruned_object_keeps_the_ids_and_the_length_of_the_whole_document(codec: str) -> None:
+    found = open_object(encode(LONG.entry, IDENTITY, codec=codec), name=LONG.name, codec=codec)
+    assert (found.geometry.tokens, found.token_ids) == (12, LONG.entry.token_ids)
+    assert found.decode().num_tokens == 12
+
+
+@pytest.mark.parametrize("axis", ["layers", "kv_heads", "tokens", "head_dim", "value_dim"])
+@pytest.mark.parametrize("size", [0, -1, 1, 13, 2**70])
+def test_a_pruned_object_of_other_sizes_than_it_says_is_refused(axis: str, size: int) -> None:
+    data = encode(LONG.entry, IDENTITY, codec="pruned50")
+    forged = forge(lambda header: header["geometry"].update({axis: size}), data=data)
+    with pytest.raises(DamagedObject):
+        open_object(bytearray(forged), name=LONG.name, codec="pruned50")
+
+
+@pytest.mark.parametrize("codec", [*CODECS])
+def test_what_a_pruned_object_has_left_out_no_object_can_hold(codec: str) -> None:
+    read = open_object(encode(LONG.entry, IDENTITY, codec="pruned50"), name=LONG.name, codec="pruned50").decode()
+    with pytest.raises(ValueError, match=r"5 of 12 tokens.*is packed by no codec.*encode the document again"):
+        encode(read, IDENTITY, codec=codec)
 
 
 NUMBERS = [("int8", "key_scales"), ("int8", "value_scales"), ("int4", "key_scales"), ("int4", "value_lows")]

@@ -13,8 +13,9 @@ from specimens import Clock, put, specimen
 
 from kvlink.core.errors import StoreFull, StoreUnusable
 from kvlink.store import DiskStore
+from kvlink.store.address import without_secrets
 from kvlink.store.objects import FsspecStore, _time_of
-from kvlink.store.remote import open_remote, without_secrets
+from kvlink.store.opening import open_remote
 
 FIRST, SECOND = specimen(), specimen(1)
 SIZE = FIRST.data.nbytes

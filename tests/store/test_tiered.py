@@ -50,9 +50,15 @@ def fail(store: Store, *methods: str, error: Exception | None = None) -> None:
         setattr(store, method, raising)
 
 
+def flush(store: Store) -> None:
+    if isinstance(store, TieredStore):
+        store.flush()
+
+
 def got(store: Store, one: Specimen) -> str | None:
-    """Where an object came from."""
+    """Where an object came from, once it is promoted."""
     lease = store.get(one.name, ["raw"])
+    flush(store)
     if lease is None:
         return None
     with lease:
@@ -350,3 +356,154 @@ def test_a_remote_that_dies_changes_no_answer(host: MemoryStore, disk: DiskStore
         assert holders(FIRST, host, disk) == []
         stats = tiers.stats().tiers[2]
         assert (stats.source, stats.stats.is_open, stats.stats.errors) == ("remote", True, 1)
+
+
+# --- what is written in the background ------------------------------------------------------------------------------
+
+
+class Slow:
+    """Holds the writes of a store until it is opened, and counts them."""
+
+    def __init__(self, store: Store) -> None:
+        self.writes: list[str] = []
+        self.begun, self.opened = threading.Event(), threading.Event()
+        keep = store.put
+
+        def wait_then_keep(name: str, codec: str, data: BytesLike) -> None:
+            self.writes.append(name)
+            self.begun.set()
+            assert self.opened.wait(60)
+            keep(name, codec, data)
+
+        store.put = wait_then_keep
+
+
+def put_at_once(store: Store, one: Specimen) -> None:
+    store.put(one.name, one.codec, bytearray(one.data))
+
+
+def test_a_put_does_not_wait_for_the_slower_tier(tiers: TieredStore, disk: DiskStore, remote: RedisStore) -> None:
+    slow = Slow(remote)
+    put_at_once(tiers, FIRST)
+    assert slow.begun.wait(60)
+    assert holders(FIRST, disk, remote) == ["disk"]
+    slow.opened.set()
+    tiers.flush()
+    assert holders(FIRST, disk, remote) == ["disk", "remote"]
+
+
+def test_a_get_does_not_wait_for_the_disk_to_be_written(
+    tiers: TieredStore, host: MemoryStore, disk: DiskStore, remote: RedisStore
+) -> None:
+    put(remote, FIRST)
+    slow = Slow(disk)
+    assert tiers.get(FIRST.name, ["raw"]).source == "remote"
+    assert tiers.get(FIRST.name, ["raw"]).source == "host"
+    assert holders(FIRST, host, disk) == ["host"]
+    slow.opened.set()
+    tiers.flush()
+    assert holders(FIRST, host, disk) == ["host", "disk"]
+
+
+def test_what_waits_already_is_not_queued_twice(tiers: TieredStore, remote: RedisStore) -> None:
+    slow = Slow(remote)
+    put_at_once(tiers, FIRST)
+    assert slow.begun.wait(60)
+    for _ in range(3):
+        put_at_once(tiers, SECOND)
+    slow.opened.set()
+    tiers.flush()
+    assert slow.writes == [FIRST.name, SECOND.name]
+
+
+def test_a_deletion_voids_what_waits_and_waits_for_what_is_being_written(
+    tiers: TieredStore, disk: DiskStore, remote: RedisStore
+) -> None:
+    slow = Slow(remote)
+    put_at_once(tiers, FIRST)
+    assert slow.begun.wait(60)
+    put_at_once(tiers, SECOND)
+    with ThreadPoolExecutor(1) as pool:
+        assert tiers.delete(SECOND.name) == 1
+        deleting = pool.submit(tiers.delete, FIRST.name)
+        assert not deleting.done()
+        slow.opened.set()
+        assert deleting.result(60) == 1
+    tiers.flush()
+    assert slow.writes == [FIRST.name]
+    assert holders(FIRST, disk, remote) == holders(SECOND, disk, remote) == []
+
+
+def test_what_finds_no_room_to_wait_is_left_out_and_counted(
+    host: MemoryStore, disk: DiskStore, remote: RedisStore
+) -> None:
+    tiers = TieredStore(host, disk, remote, waiting_bytes=SIZE)
+    slow = Slow(remote)
+    put_at_once(tiers, FIRST)
+    assert slow.begun.wait(60)
+    put_at_once(tiers, SECOND)
+    slow.opened.set()
+    tiers.flush()
+    assert holders(SECOND, disk, remote) == ["disk"]
+    stats = tiers.stats().tiers[2]
+    assert (stats.failures, "wait to be written" in stats.reason) == (1, True)
+
+
+@pytest.mark.parametrize("error", [StoreFull("no room"), AttributeError("its socket is gone")])
+def test_a_write_that_fails_in_the_background_is_counted_and_the_next_is_made(
+    tiers: TieredStore, remote: RedisStore, error: Exception
+) -> None:
+    fail(remote, "put", error=error)
+    put_at_once(tiers, FIRST)
+    tiers.flush()
+    stats = tiers.stats().tiers[2]
+    assert (stats.failures, str(error) in stats.reason) == (1, True)
+    del remote.put
+    put(tiers, SECOND)
+    assert holders(SECOND, remote) == ["remote"]
+
+
+def test_closing_writes_what_waits_and_leaves_no_thread(
+    tiers: TieredStore, disk: DiskStore, make_redis: MakeRedis
+) -> None:
+    remote = make_redis(prefix="closing")
+    with TieredStore(disk, make_redis(prefix="closing")) as both:
+        for one in (FIRST, SECOND):
+            put_at_once(both, one)
+    assert remote.names() == {FIRST.name, SECOND.name}
+    assert "kvlink-writer" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_where_the_disk_fails_the_remote_has_it_before_put_returns(
+    tiers: TieredStore, disk: DiskStore, remote: RedisStore
+) -> None:
+    fail(disk, "put")
+    put_at_once(tiers, FIRST)
+    assert holders(FIRST, remote) == ["remote"]
+
+
+def test_a_claim_lasts_until_the_remote_has_the_object(tiers: TieredStore, remote: RedisStore) -> None:
+    slow = Slow(remote)
+    with tiers.claim(FIRST.name, ttl_s=60.0):
+        put_at_once(tiers, FIRST)
+        assert slow.begun.wait(60)
+    assert remote.claim(FIRST.name, ttl_s=60.0) is None
+    slow.opened.set()
+    tiers.flush()
+    assert remote.claim(FIRST.name, ttl_s=60.0) is not None
+
+
+def test_an_object_is_located_in_the_fastest_tier_that_has_it(tiers: TieredStore, remote: RedisStore) -> None:
+    put(remote, FIRST)
+    assert tiers.locate(FIRST.name, ["half", "raw"]) == ("remote", "raw", SIZE)
+    got(tiers, FIRST)
+    assert tiers.locate(FIRST.name, ["raw"]) == ("host", "raw", SIZE)
+    assert tiers.locate(SECOND.name, ["raw"]) is None
+
+
+def test_what_is_promoted_by_hand_goes_only_to_faster_tiers(
+    tiers: TieredStore, host: MemoryStore, disk: DiskStore, remote: RedisStore
+) -> None:
+    tiers.promote(FIRST.name, "raw", bytearray(FIRST.data), above="remote")
+    tiers.flush()
+    assert holders(FIRST, host, disk, remote) == ["host", "disk"]

@@ -69,6 +69,7 @@ class TierMachine(RuleBasedStateMachine):
                 expected = tier
                 break
         lease = self.tiers.get(one.name, ["raw"])
+        self.tiers.flush()
         if expected is None:
             assert lease is None
             self.misses += 1

@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import typer
 
-from kvlink.cli import bench, demo, documents, evaluate, model, store, train
+from kvlink.cli import bench, demo, documents, evaluate, library, model, store, store_codecs, train
 from kvlink.core.errors import KVLinkError
 
 INTERRUPTED = 130
@@ -30,6 +30,9 @@ app.command()(model.probe)
 app.command()(evaluate.evaluate)
 app.command()(train.train)
 app.command()(demo.demo)
+app.add_typer(library.app, name="library")
+store.app.command()(store_codecs.recompress)
+store.app.command()(store_codecs.calibrate)
 app.add_typer(store.app, name="store")
 app.add_typer(bench.app, name="bench")
 

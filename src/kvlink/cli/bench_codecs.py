@@ -38,6 +38,8 @@ def codecs(
         "size",
         "keys off",
         "values off",
+        "KL",
+        "agreement",
         "threads",
         "pack",
         "unpack",
@@ -55,11 +57,13 @@ def codecs(
             f"{row['tokens']:,}",
             row["codec"],
             f"{row['size']:.3f}",
-            f"{row['key_error_mean']:.2%}",
-            f"{row['value_error_mean']:.2%}",
+            "" if row["key_error_mean"] is None else f"{row['key_error_mean']:.2%}",
+            "" if row["value_error_mean"] is None else f"{row['value_error_mean']:.2%}",
+            f"{row['kl']:.4f}",
+            f"{row['agreement']:.1%}",
             str(row["threads"]),
             "" if raw else speed["pack"],  # a view
-            "" if raw else speed["unpack"],
+            "" if raw or row["key_error_mean"] is None else speed["unpack"],
             speed["load"],
             f"{row['of_copy']:.2f}" if raw else "",  # the others decode meanwhile
         )

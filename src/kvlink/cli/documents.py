@@ -1,15 +1,18 @@
 """`encode`, `ask` and `plan`: the verbs that read a folder of documents."""
 
+import os
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from kvlink.cli import options, show
+from kvlink.cli.store import fill, lost
 
 Folder = Annotated[Path, typer.Argument(help="A folder of text files (.md, .txt, ...), or one file.")]
 
@@ -18,6 +21,7 @@ def encode(
     folder: Folder,
     model: options.Model = "demo",
     store: options.Store = None,
+    remote: options.Remote = None,
     dtype: options.Dtype = None,
     budget: options.Budget = options.GIGABYTES,
     links: options.Links = "auto",
@@ -34,10 +38,13 @@ def encode(
     from kvlink.corpus import read_corpus
     from kvlink.engine.usage import DocumentUsage
     from kvlink.evaluation.results import write_results
+    from kvlink.store.tiered import TieredStore
 
     documents = read_corpus(folder)
-    with show.open_engine(model, store, dtype, budget, links=links, foreign_links=foreign_links) as engine:
-        counts: dict[str, int] = dict.fromkeys(("encoded", "disk", "skipped"), 0)
+    with show.open_engine(
+        model, store, dtype, budget, remote=remote, links=links, foreign_links=foreign_links
+    ) as engine:
+        counts: dict[str, int] = dict.fromkeys(("encoded", engine.store.source, "skipped"), 0)
         tokens, start = 0, perf_counter()
         with show.bar() as progress:
             task = progress.add_task("encoding", total=len(documents), rate="")
@@ -53,14 +60,18 @@ def encode(
 
             before = engine.store.stats().evictions
             rows = engine.encode(documents, progress=done)
+            if isinstance(engine.store, TieredStore):
+                engine.store.flush()
         seconds = perf_counter() - start
         stats = engine.store.stats()
         speed = f" ({tokens / seconds:,.0f} tokens/s)" if tokens else ""
         show.out(json).print(
-            f"{counts['encoded']} encoded{speed}, {counts['disk']} already in the store, {counts['skipped']} skipped; "
-            f"the store holds {show.size(stats.used_bytes)} of at most {show.size(stats.budget_bytes)}",
+            f"{counts['encoded']} encoded{speed}, {counts[engine.store.source]} already in the store, "
+            f"{counts['skipped']} skipped; the store holds {fill(stats)}",
             highlight=False,
         )
+        for warning in lost(stats):
+            show.err.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)
         if evicted := stats.evictions - before:
             show.err.print(
                 f"[yellow]warning[/] the budget is too small: {evicted} objects, the least used, were dropped for new "
@@ -82,6 +93,9 @@ def encode(
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
     docs: Annotated[Path | None, typer.Option("--docs", help="A folder of text files, or one file.")] = None,
+    library: Annotated[
+        Path | None, typer.Option("--library", help="A library instead: its documents as they are now.")
+    ] = None,
     top: Annotated[int | None, typer.Option("--top", help="Only the best N documents by BM25, best first.")] = None,
     system: Annotated[str | None, typer.Option("--system", help="System prompt.")] = None,
     labels: Annotated[bool, typer.Option("--labels", help="Number the documents, for citations.")] = False,
@@ -93,6 +107,7 @@ def ask(
     ] = False,
     model: options.Model = "demo",
     store: options.Store = None,
+    remote: options.Remote = None,
     dtype: options.Dtype = None,
     budget: options.Budget = options.GIGABYTES,
     links: options.Links = "auto",
@@ -104,22 +119,42 @@ def ask(
     Without --top all documents are read, in path order. The answer is streamed; one line of usage follows.
 
     Example: kvlink ask --docs handbook/ --top 5 "How many days of leave are there?"
+
+    Example: kvlink ask --library handbook.library --top 5 "How many days of leave are there?"
     """
+    from kvlink.cli.library import opened
     from kvlink.corpus import best_documents, read_corpus
     from kvlink.evaluation.results import write_results
 
+    if docs and library:
+        raise typer.BadParameter(f"it names documents, and so does --docs {docs}; choose one", param_hint="--library")
     documents = read_corpus(docs) if docs else []
-    if top is not None:
-        documents = best_documents(documents, question, top=top)
-    with show.open_engine(model, store, dtype, budget, links=links, foreign_links=foreign_links) as engine:
-        stream = engine.stream(
-            documents,
-            question,
-            system=system,
-            labels=labels,
-            max_new_tokens=max_new_tokens,
-            stop=stop or (),
-            on_overflow="drop_last" if drop_last else "error",
+    wanted: dict[str, Any] = {
+        "system": system,
+        "labels": labels,
+        "max_new_tokens": max_new_tokens,
+        "stop": stop or (),
+        "on_overflow": "drop_last" if drop_last else "error",
+    }
+    with ExitStack() as opening:
+        if library:
+            if store == os.environ.get("KVLINK_STORE"):
+                store = None  # that one is for folders: a library's entries lie with it unless --store says otherwise
+            held = opening.enter_context(
+                opened(library, model, store, dtype, budget, remote=remote, links=links, foreign_links=foreign_links)
+            )
+            engine, documents = held.engine, held.documents()
+        else:
+            held = None
+            engine = opening.enter_context(
+                show.open_engine(model, store, dtype, budget, remote=remote, links=links, foreign_links=foreign_links)
+            )
+        if top is not None:
+            documents = best_documents(documents, question, top=top)
+        stream = (
+            held.stream(question, [document.name for document in documents], **wanted)
+            if held
+            else engine.stream(documents, question, **wanted)
         )
         console = show.out(json)
         for piece in stream:
@@ -143,6 +178,7 @@ def plan(
     corpus: Annotated[Path, typer.Option("--corpus", help="A folder of text files, or one file.")],
     model: options.Model = "demo",
     store: options.Store = None,
+    remote: options.Remote = None,
     dtype: options.Dtype = None,
     budget: options.Budget = options.GIGABYTES,
     links: options.Links = "auto",
@@ -161,7 +197,9 @@ def plan(
 
     documents = read_corpus(corpus)
     with (
-        show.open_engine(model, store, dtype, budget, links=links, foreign_links=foreign_links) as engine,
+        show.open_engine(
+            model, store, dtype, budget, remote=remote, links=links, foreign_links=foreign_links
+        ) as engine,
         show.waiting("measuring on a sample"),
     ):
         made = make_plan(engine, documents)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from kvlink.store.disk import DiskStore
+    from kvlink.store.base import Store as AnyStore
 
 GIGABYTES = 20.0
 """Default budget of a store on disk."""
@@ -17,9 +17,21 @@ Model = Annotated[
     typer.Option("--model", "-m", help="A folder, a hub name, a .gguf file, or `demo` (SmolLM2-135M-Instruct)."),
 ]
 Store = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--store", envvar="KVLINK_STORE", help="Folder of the store.", show_default="in the user's cache folder"
+        "--store",
+        envvar="KVLINK_STORE",
+        help="Folder of the store, or a URL: redis://..., s3://bucket/path.",
+        show_default="in the user's cache folder",
+    ),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        envvar="KVLINK_REMOTE",
+        help="URL of a store that machines share, behind memory and the folder of --store.",
+        show_default=False,
     ),
 ]
 Budget = Annotated[
@@ -62,11 +74,32 @@ def secret() -> bytes | None:
     return found.encode() if found else None
 
 
-def open_store(store: Path | None, budget: float) -> "DiskStore":
-    """Open a folder as a store, signed with the secret in KVLINK_SECRET if there is one."""
-    from kvlink.store.disk import DiskStore
+def open_store(store: str | Path | None, budget: float, remote: str | None = None) -> "AnyStore":
+    """Open a store, signed with the secret in KVLINK_SECRET and sealed with the key in KVLINK_STORE_KEY, if any.
 
-    return DiskStore(store or default_store(), budget_bytes=int(budget * 1e9), secret=secret())
+    Args:
+        store: A folder, or a URL.
+        budget: Gigabytes that a folder may take.
+        remote: URL of a tier below it; memory becomes the tier above.
+    """
+    from kvlink.store.address import is_address
+    from kvlink.store.disk import DiskStore
+    from kvlink.store.opening import open_store as opened
+    from kvlink.store.sealed import store_key
+
+    if remote is not None and not is_address(remote):
+        raise typer.BadParameter(
+            f"{remote} is no URL like redis://host:6379 or s3://bucket/path", param_hint="--remote"
+        )
+    if store is not None and is_address(store):
+        if remote is not None:
+            raise typer.BadParameter(
+                f"{store} is a remote, too; name a folder beside --remote {remote}", param_hint="--store"
+            )
+        return opened(store, secret=secret(), store_key=store_key())
+    key = store_key()
+    disk = DiskStore(store or default_store(), budget_bytes=int(budget * 1e9), secret=secret(), store_key=key)
+    return disk if remote is None else opened([disk, remote], secret=secret(), store_key=key)
 
 
 def dtype_named(name: str | None):

@@ -67,10 +67,11 @@ def waiting(what: str) -> Generator[None]:
 
 def open_engine(
     model: str,
-    store: Path | None,
+    store: str | Path | None,
     dtype: str | None,
     budget: float,
     *,
+    remote: str | None = None,
     links: str | None = "auto",
     foreign_links: bool = False,
 ) -> "Engine":
@@ -78,7 +79,7 @@ def open_engine(
     with waiting(f"loading {model}, checking that its keys can be moved"):
         from kvlink.engine.engine import Engine
 
-        opened = open_store(store, budget)
+        opened = open_store(store, budget, remote)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", KVLinkWarning)
             engine = Engine.from_pretrained(

@@ -1,4 +1,4 @@
-"""`store ls|verify|gc`: look after a store on disk. Needs no model."""
+"""`store ls|verify|gc`: look after a store. Needs no model."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,24 +11,60 @@ from rich.table import Table
 from kvlink.cli import options, show
 
 if TYPE_CHECKING:
+    from kvlink.store.base import StoreStats
     from kvlink.store.disk import DiskStore
 
-app = typer.Typer(help="Look after a store on disk; no model is needed.", no_args_is_help=True)
+app = typer.Typer(help="Look after a store; no model is needed.", no_args_is_help=True)
 
 
-def _open(store: Path | None, budget: float = options.GIGABYTES) -> "DiskStore":
-    folder = store or options.default_store()
+def fill(stats: "StoreStats") -> str:
+    """Return how full a store is, tier by tier where it has tiers; what a server keeps account of is not known."""
+    from kvlink.store.tiered import TieredStats
+
+    if isinstance(stats, TieredStats):
+        return ", ".join(f"{tier.source} {fill(tier.stats)}" for tier in stats.tiers)
+    if not stats.budget_bytes:
+        return "by the server's own account"
+    return f"{show.size(stats.used_bytes)} of at most {show.size(stats.budget_bytes)}"
+
+
+def lost(stats: "StoreStats") -> list[str]:
+    """Say of each tier that could not keep everything how often, and why."""
+    from kvlink.store.tiered import TieredStats
+
+    tiers = stats.tiers if isinstance(stats, TieredStats) else ()
+    return [
+        f"the {tier.source} failed {tier.failures} times, so it may lack objects: {tier.reason}"
+        for tier in tiers
+        if tier.failures
+    ]
+
+
+def _open(store: str | None, budget: float = options.GIGABYTES) -> "DiskStore":
+    from kvlink.store.disk import DiskStore
+
+    folder = Path(store or options.default_store())
     if not folder.is_dir():
         raise typer.BadParameter(f"{folder} is no folder", param_hint="--store")
-    return options.open_store(folder, budget)
+    opened = options.open_store(folder, budget)
+    assert isinstance(opened, DiskStore)
+    return opened
+
+
+def _refuse_url(store: str | None, instead: str) -> None:
+    from kvlink.store.address import is_address, without_secrets
+
+    if store is not None and is_address(store):
+        raise typer.BadParameter(f"{without_secrets(store)} is no folder: {instead}", param_hint="--store")
 
 
 @app.command("ls")
 def ls(store: options.Store = None, json: options.Json = None) -> None:
     """List the objects, the least used last."""
     from kvlink.evaluation.results import write_results
+    from kvlink.store.address import is_address
 
-    with _open(store) as opened:
+    with options.open_store(store, options.GIGABYTES) if store and is_address(store) else _open(store) as opened:
         found = [(stat, name, codec) for name in opened.names() for codec, stat in opened.stat(name).items()]
         found.sort(key=lambda row: (-row[0].last_use, row[1]))
         table = Table("fingerprint", "codec", "size", "last use", title=f"{len(found)} objects")
@@ -37,10 +73,9 @@ def ls(store: options.Store = None, json: options.Json = None) -> None:
             when = datetime.fromtimestamp(stat.last_use, UTC)
             table.add_row(name[:16], codec, show.size(stat.num_bytes), f"{when:%Y-%m-%d %H:%M}")
             rows.append({"name": name, "codec": codec, "bytes": stat.num_bytes, "last_use": stat.last_use})
-        stats = opened.stats()
         console = show.out(json)
         console.print(table)
-        console.print(f"{show.size(stats.used_bytes)} of at most {show.size(stats.budget_bytes)}", highlight=False)
+        console.print(fill(opened.stats()), highlight=False)
         write_results(json, "store ls", rows)
 
 
@@ -49,6 +84,7 @@ def verify(store: options.Store = None, json: options.Json = None) -> None:
     """Read and check every object. Moves nothing; exits with 1 if anything is damaged."""
     from kvlink.evaluation.results import write_results
 
+    _refuse_url(store, "objects of a remote are checked whenever they are read, and removed there if damaged")
     with _open(store) as opened, show.bar() as progress:
         task = progress.add_task("verifying", total=len(opened.names()), rate="")
         verdicts: list[dict[str, object]] = []
@@ -81,6 +117,7 @@ def gc(store: options.Store = None, budget: options.Budget = options.GIGABYTES, 
 
     from kvlink.evaluation.results import write_results
 
+    _refuse_url(store, "a server evicts by its own rules, and a bucket needs a rule that removes old objects")
     with _open(store, budget) as opened:
         report = opened.gc()
     show.out(json).print(

@@ -1,9 +1,9 @@
-"""The unit of reuse: the keys and values of one segment, without positions."""
+"""The unit of reuse: the keys and values of one segment, without positions; of all its tokens, or of those kept."""
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 
@@ -14,37 +14,55 @@ class CacheEntry:
     Attributes:
         keys: Unrotated keys, in the model's dtype.
         values: Values, in the model's dtype; their `head_dim` may differ from that of the keys.
-        token_ids: The ids that were encoded, sink prefix not included.
+        token_ids: The ids that were encoded, sink prefix not included; all of them, pruned or not.
+        kept: For each layer and head the tokens whose rows are here, ascending; None where all are. A pruned entry is
+            no base of an exact rebuild.
     """
 
-    keys: Float[Tensor, "layers kv_heads tokens head_dim"]
-    values: Float[Tensor, "layers kv_heads tokens value_dim"]
+    keys: Float[Tensor, "layers kv_heads rows head_dim"]
+    values: Float[Tensor, "layers kv_heads rows value_dim"]
     token_ids: tuple[int, ...]
+    kept: Int32[Tensor, "layers kv_heads rows"] | None = None
 
     def __post_init__(self) -> None:
-        tokens = len(self.token_ids)
-        if self.keys.shape[:3] != self.values.shape[:3] or self.keys.shape[2] != tokens:
+        tokens, rows = len(self.token_ids), self.keys.shape[2]
+        if self.kept is None:
+            if self.keys.shape[:3] != self.values.shape[:3] or rows != tokens:
+                raise ValueError(
+                    f"an entry of {tokens} tokens needs keys and values of [layers, kv_heads, {tokens}, head_dim], "
+                    f"but they have the shapes {tuple(self.keys.shape)} and {tuple(self.values.shape)}"
+                )
+        elif not self.keys.shape[:3] == self.values.shape[:3] == self.kept.shape or rows > tokens:
             raise ValueError(
-                f"an entry of {tokens} tokens needs keys and values of [layers, kv_heads, {tokens}, head_dim], "
-                f"but they have the shapes {tuple(self.keys.shape)} and {tuple(self.values.shape)}"
+                f"a pruned entry of {tokens} tokens needs keys, values and kept of [layers, kv_heads, rows] with at "
+                f"most {tokens} rows, but they have the shapes {tuple(self.keys.shape)}, {tuple(self.values.shape)} "
+                f"and {tuple(self.kept.shape)}"
             )
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the segment."""
+        """Tokens in the segment, pruned ones counted."""
         return len(self.token_ids)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of keys and values together."""
-        return self.keys.nbytes + self.values.nbytes
+        """Bytes of keys and values together, and of what says which rows they are."""
+        return self.keys.nbytes + self.values.nbytes + (0 if self.kept is None else self.kept.nbytes)
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether rows of some tokens are missing."""
+        return self.keys.shape[2] < self.num_tokens
 
     def equals(self, other: "CacheEntry") -> bool:
-        """Whether the other entry holds the same ids and the very same bits."""
+        """Whether the other entry holds the same ids and the very same bits, of the same rows."""
+        pairs = [(self.keys, other.keys), (self.values, other.values)]
+        if self.kept is not None and other.kept is not None:
+            pairs.append((self.kept, other.kept))
         return (
             self.token_ids == other.token_ids
-            and same_bits(self.keys, other.keys)
-            and same_bits(self.values, other.values)
+            and (self.kept is None) == (other.kept is None)
+            and all(same_bits(one, another) for one, another in pairs)
         )
 
 

@@ -1,6 +1,5 @@
 """Wires one process: a model that was proven exact, a tokenizer, a store, and the sink prefix between them."""
 
-import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,7 +10,8 @@ import torch
 
 from kvlink.core.errors import BundleRefused, InputError, KVLinkWarning
 from kvlink.core.fingerprint import Identity
-from kvlink.engine.loader import Ids, Loader
+from kvlink.engine.gate import passed_codecs
+from kvlink.engine.loader import RAW, Ids, Loader
 from kvlink.models import checkpoint
 from kvlink.models.adapter import Adapter, attention_layers
 from kvlink.models.bundle import Bundle, check_bundle, read_bundle, shipped_cards, shipped_for
@@ -20,8 +20,7 @@ from kvlink.models.probe import ProbeReport, require
 from kvlink.models.prompt import Prompter
 from kvlink.models.runner import Runner
 from kvlink.store.base import Store
-from kvlink.store.disk import DiskStore
-from kvlink.store.memory import MemoryStore
+from kvlink.store.opening import StoreLike, open_store
 
 SinkKind = Literal["header", "bos", "none"]
 
@@ -41,13 +40,14 @@ class Parts(TypedDict):
 def build(
     model: str | Path | Any,
     *,
-    store: str | Path | Store | None,
+    store: StoreLike,
     tokenizer: Any,
     sink: SinkKind,
     dtype: torch.dtype | None,
     device: str | torch.device | None,
     context: int | None,
     secret: bytes | None,
+    store_key: bytes | None,
     links: str | Path | Bundle | None,
     foreign_links: bool,
 ) -> Parts:
@@ -66,7 +66,7 @@ def build(
         warnings.warn(report.reason, KVLinkWarning, stacklevel=3)
     ends = loaded.end_ids
     prompter = None if loaded.tokenizer is None else Prompter(tokenizer=loaded.tokenizer, end_ids=ends)
-    kept = open_store(store, secret=secret)
+    kept = open_store(store, secret=secret, store_key=store_key)
     bundle = _bundle(links, runner, loaded, foreign=foreign_links)
     sink_ids = _sink_ids(kept, loaded.digest, prompter, sink)
     if bundle is not None and bundle.card.sink_ids != sink_ids:
@@ -90,6 +90,7 @@ def build(
         sink=runner.prefix(sink_ids),
         provenance={"model": loaded.name, "template": prompter.template_version if prompter else ""},
         secret=secret,
+        accept=(RAW, *passed_codecs(kept, loaded.digest)),
     )
     if prompter:
         ends = prompter.end_ids
@@ -132,18 +133,6 @@ def _bundle(
 
 def _warn(message: str) -> None:
     warnings.warn(message, KVLinkWarning, stacklevel=5)
-
-
-def open_store(store: str | Path | Store | None, *, secret: bytes | None = None) -> Store:
-    """Return a store for what a caller named: a folder, a ready store, or None for a tenth of the memory."""
-    match store:
-        case None:
-            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            return MemoryStore(budget_bytes=total // 10, secret=secret)
-        case Store():
-            return store
-        case _:
-            return DiskStore(store, secret=secret)
 
 
 def _sink_ids(store: Store, digest: str, prompter: Prompter | None, kind: SinkKind) -> Ids:

@@ -17,6 +17,7 @@ from kvlink.core.errors import InputError, TextUnavailable
 from kvlink.engine.assembled import Assembled
 from kvlink.engine.build import SinkKind, build
 from kvlink.engine.loader import Ids, Loader
+from kvlink.engine.prefetch import Prefetch
 from kvlink.engine.prefiller import Prefiller, share
 from kvlink.engine.request import DocumentLike, Overflow, Request, as_documents, build_request
 from kvlink.engine.stream import Stream
@@ -29,6 +30,7 @@ from kvlink.models.probe import ProbeReport
 from kvlink.models.prompt import Prompter
 from kvlink.models.runner import Runner
 from kvlink.store.base import Store
+from kvlink.store.opening import StoreLike
 
 MAX_NEW_TOKENS = 128
 """Tokens of an answer where the caller does not say."""
@@ -64,13 +66,14 @@ class Engine:
         cls,
         model: str | Path | Any = "demo",
         *,
-        store: str | Path | Store | None = None,
+        store: StoreLike = None,
         tokenizer: Any = None,
         sink: SinkKind = "header",
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         context: int | None = None,
         secret: bytes | None = None,
+        store_key: bytes | None = None,
         links: str | Path | Bundle | None = "auto",
         foreign_links: bool = False,
     ) -> "Engine":
@@ -79,11 +82,13 @@ class Engine:
         Args:
             model: `demo`, a folder, a hub name, a `.gguf` file, or a ready model.
             tokenizer: What reads and writes text; the one beside the weights if None.
-            store: A folder, a ready store, or None for one in memory that ends with the process.
+            store: A folder, a URL (`redis://...`, `s3://bucket/kv`), a ready store, or None for one in memory that ends
+                with the process; several of these, fastest first, become tiers below one in memory.
             sink: What stands before each document while it is encoded; `header` is best without training.
             dtype: float32 on a CPU and bfloat16 on a GPU if None.
             context: Positions to accept; what the model was made for if None.
             secret: Keys the digests of stored objects, so that nobody without it can forge one.
+            store_key: 32 bytes that encrypt objects on disks and in remotes; a ready store brings its own.
             links: Trained link tokens: a file that `kvlink train` wrote, a ready bundle, `auto` for those that ship for
                 exactly this model, or None for none.
             foreign_links: Take links of other weights of the same shape, such as another quantisation.
@@ -104,6 +109,7 @@ class Engine:
                 device=device,
                 context=context,
                 secret=secret,
+                store_key=store_key,
                 links=links,
                 foreign_links=foreign_links,
             )
@@ -288,12 +294,31 @@ class Engine:
         }
         return Assembled(prefilled.usage, runner=self.runner, inputs=inputs, adapter=adapter)
 
+    def prefetch(self, docs: Sequence[DocumentLike], question: str | None = None, *, priority: int = 0) -> Prefetch:
+        """Load what a later request about these documents will need, in the background; returns at once.
+
+        What the store does not have is left to the request. Cancel the handle if the request never comes.
+
+        Args:
+            docs: Texts, Documents, or mappings with `text` and perhaps `title`.
+            question: Checks that the request will fit the context, as `generate` does.
+            priority: The greatest is loaded first.
+        """
+        if question is not None:
+            segments = self._request(docs, question, None, False, MAX_NEW_TOKENS, "error").prompt.segments
+        else:
+            documents = [document for document in as_documents(docs) if not document.is_blank]
+            parts = [self.prompter.segments(document, cut=self.cuts_documents) for document in documents]
+            segments = tuple(ids for part in parts for ids in part)
+        return self.loader.prefetch(segments, priority)
+
     def forget_systems(self) -> None:
         """Forget keys and values of S; they are computed again when they are needed."""
         self._prefiller.forget_systems()
 
     def close(self) -> None:
-        """Close the store."""
+        """Let go of what was loaded ahead, and close the store."""
+        self.loader.close()
         self.store.close()
 
     def __enter__(self) -> "Engine":

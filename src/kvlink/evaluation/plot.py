@@ -57,6 +57,37 @@ def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> N
     save(plt, figure, [axes], path)
 
 
+def plot_prefetch(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw percentiles of time to first token under traffic, with and without loading ahead, for each network.
+
+    Raises:
+        InputError: matplotlib is not installed, or the file cannot be written.
+    """
+    plt = pyplot()
+    networks = list(dict.fromkeys((row["network"]["bytes_per_s"], row["network"]["latency_s"]) for row in rows))
+    figure, grid = plt.subplots(1, len(networks), figsize=(4.2 * len(networks), 3.6), layout="constrained")
+    axes = [grid] if len(networks) == 1 else list(grid)
+    labels = {"p50": "50", "p90": "90", "p99": "99", "p999": "99.9"}
+    for one, (rate, latency) in zip(axes, networks, strict=True):
+        chosen = [
+            row for row in rows if (row["network"]["bytes_per_s"], row["network"]["latency_s"]) == (rate, latency)
+        ]
+        for number, row in enumerate(sorted(chosen, key=lambda row: row["prefetch"])):
+            heights = [row["ttft_s"][name] * 1000 for name in labels]
+            places = [at + (number - 0.5) * 0.38 for at in range(len(labels))]
+            low, high = (limit * 1000 for limit in row["p999_interval_s"])
+            label = "loaded ahead" if row["prefetch"] else "loaded when it is its turn"
+            one.bar(places, heights, 0.36, color=PALETTE[1 - number], label=label)
+            one.plot([places[-1]] * 2, [low, high], color="#111827", linewidth=1.2)
+        one.set_yscale("log")
+        one.set_xticks(range(len(labels)), labels.values())
+        one.set_xlabel("percentile")
+        one.set_title(f"{rate / 1e6:g} MB/s, {latency * 1000:g} ms each way", fontsize=10)
+    axes[0].set_ylabel("time to first token, ms")
+    axes[0].legend(frameon=False, fontsize=8)
+    save(plt, figure, axes, path)
+
+
 def plot_quality(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
     """Draw, for each task, how far each method is from full attention: KL, and NLL of the right answer.
 

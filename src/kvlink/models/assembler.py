@@ -3,7 +3,8 @@
     S | D_1 L_1 | D_2 L_2 | T      S and D_i are laid out from what is known; L_i and T are computed
 
 The reference of all faster ways to attend. A row at position p attends every column up to p: that alone gives
-the reference mask, because every row that is computed here is in group 0.
+the reference mask, because every row that is computed here is in group 0. A pruned document keeps its length: what is
+behind it stands where it would stand, and what was pruned is attended in no layer and head that pruned it.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvlink.core.entry import CacheEntry
+from kvlink.core.errors import InputError, ModelRefused
 from kvlink.core.layout import Kind, Layout, Prompt, reference_mask
 from kvlink.models.adapter import Adapter
 from kvlink.models.attention import grouped
@@ -45,6 +47,10 @@ class Assembler:
             prefix: Keys and values of S.
             entries: One per segment, in the prompt's order.
             room: Rows to keep free behind the prompt for the answer.
+
+        Raises:
+            ModelRefused: An entry is pruned, and layers of the model attend through a sliding window.
+            ValueError: The layout is of other entries.
         """
         spans = layout.of(Kind.SEGMENT)
         if [len(span) for span in spans] != [entry.num_tokens for entry in entries]:
@@ -52,6 +58,9 @@ class Assembler:
                 f"the layout has segments of {[len(s) for s in spans]} tokens, "
                 f"the entries hold {[e.num_tokens for e in entries]}"
             )
+        is_pruned = any(entry.is_pruned for entry in entries)
+        if is_pruned:
+            self._require_full_attention()
         cache = self._buffer(len(layout) + room)
         cache.keys[:, :, : len(prefix)] = prefix.keys[:, 0]
         cache.values[:, :, : len(prefix)] = prefix.values[:, 0]
@@ -59,11 +68,24 @@ class Assembler:
             rotary = self.runner.rotary
             tables = rotary.tables(cache.keys, torch.arange(len(layout), device=self.runner.device))
             scratch = cache.keys.new_empty(CHUNK_BYTES // cache.keys.element_size())
+            if is_pruned:
+                cache.present = torch.ones(
+                    *cache.keys.shape[:2], len(layout), dtype=torch.bool, device=cache.keys.device
+                )
             for span, entry in zip(spans, entries, strict=True):
                 rows = slice(span.start, span.stop)
                 part = [table and (table[0][:, rows], table[1][:, rows]) for table in tables]
-                rotary.rotate_into(cache.keys[:, :, rows], entry.keys.to(cache.keys.device), part, scratch)
-                cache.values[:, :, rows] = entry.values
+                keys = entry.keys.to(cache.keys.device)
+                if entry.kept is None:
+                    cache.values[:, :, rows] = entry.values
+                else:
+                    kept = entry.kept.to(cache.keys.device).long()
+                    keys = _spread(keys, kept, out=keys.new_empty(*keys.shape[:2], len(span), keys.shape[3]))
+                    _spread(entry.values.to(cache.values.device), kept, out=cache.values[:, :, rows])
+                    if cache.present is not None:
+                        cache.present[:, :, rows] = False
+                        cache.present[:, :, rows].scatter_(2, kept, value=True)
+                rotary.rotate_into(cache.keys[:, :, rows], keys, part, scratch)
         cache.length = len(prefix)
         return cache
 
@@ -135,7 +157,16 @@ class Assembler:
         return embeds.index_put((slots,), self.links.embeddings.to(embeds)[-1 - ids[slots], number])
 
     def hand_over(self, cache: SlotCache) -> DynamicCache:
-        """Return the rows of a buffer as the cache that stock `generate()` continues from."""
+        """Return the rows of a buffer as the cache that stock `generate()` continues from.
+
+        Raises:
+            InputError: Documents were pruned, of which the model alone knows nothing.
+        """
+        if cache.present is not None:
+            raise InputError(
+                "a document of this prompt was read from a pruned object, and the model's own generate() would attend "
+                "the tokens that are missing in it: answer with engine.generate(...), or accept no pruned codec"
+            )
         stock = DynamicCache()
         for layer in range(self.runner.geometry.layers):
             rows = slice(0, cache.length)
@@ -150,6 +181,7 @@ class Assembler:
     def _buffer(self, rows: int) -> SlotCache:
         spare, self._spare = self._spare, None
         if spare is not None and rows <= spare.capacity:
+            spare.present = None
             return spare
         shape, runner = self.runner.geometry, self.runner
         rows = -(-rows // 64) * 64
@@ -157,3 +189,22 @@ class Assembler:
             torch.empty(shape.layers, shape.kv_heads, rows, shape.head_dim, dtype=runner.dtype, device=runner.device),
             torch.empty(shape.layers, shape.kv_heads, rows, shape.value_dim, dtype=runner.dtype, device=runner.device),
         )
+
+    def _require_full_attention(self) -> None:
+        """Refuse a model in which a pruned document's tokens could also be out of a window."""
+        sizes = [window.size for window in self.runner.windows if window.size]
+        if sizes:
+            raise ModelRefused(
+                f"layers of this model attend through a sliding window of {sizes[0]} positions, for which pruned "
+                "documents have not been made; read them in another codec, such as raw"
+            )
+
+
+def _spread(
+    rows: Float[Tensor, "layers kv_heads rows dim"],
+    kept: Int[Tensor, "layers kv_heads rows"],
+    *,
+    out: Float[Tensor, "layers kv_heads tokens dim"],
+) -> Float[Tensor, "layers kv_heads tokens dim"]:
+    """Write rows where they belong in each layer and head, and zeros where there is none; returns `out`."""
+    return out.zero_().scatter_(2, kept[..., None].expand(rows.shape), rows)

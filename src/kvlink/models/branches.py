@@ -32,7 +32,13 @@ class Past:
 
     @classmethod
     def of_entries(cls, runner: Runner, layout: Layout, *, prefix: Prefix, entries: Sequence[CacheEntry]) -> "Past":
-        """Place S and the entries where a layout wants them; link slots and T are left to be computed."""
+        """Place S and the entries where a layout wants them; link slots and T are left to be computed.
+
+        Raises:
+            ValueError: An entry is pruned: nothing is learned from documents that are not whole.
+        """
+        if any(entry.is_pruned for entry in entries):
+            raise ValueError("a pruned entry has no rows for some of its columns; load the documents as raw")
         spans = layout.of(Kind.SEGMENT)
         positions = [torch.arange(len(prefix)), *(torch.arange(span.start, span.stop) for span in spans)]
         keys, values = [prefix.keys[:, 0]], [prefix.values[:, 0]]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import Cache
 
@@ -96,6 +96,7 @@ class SlotCache(Cache):
         keys: `[layers, kv_heads, capacity, head_dim]`, rotated.
         values: `[layers, kv_heads, capacity, value_dim]`.
         length: Rows that hold something, or will once the forward that was announced has run.
+        present: Where documents were pruned, which rows of the prompt are there; None where all are.
         adapter: What acts on rows that are appended: that of the bundle if the prompt has documents, else None.
     """
 
@@ -105,6 +106,7 @@ class SlotCache(Cache):
         self.values = values
         self.length = 0
         self.adapter: Adapter | None = None
+        self.present: Bool[Tensor, "layers kv_heads rows"] | None = None
         self._rows: Int[Tensor, " rows"] | slice = slice(0, 0)
         self._seen = 0
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import ModelError, ModelRefused
 from kvlink.models.adapter import Adapter
+from kvlink.models.attention import pruned
 from kvlink.models.cache import EncodeCache, Prefix, SlotCache, cache_argument
 from kvlink.models.rotary import Rotary, rotary_modules, watching
 
@@ -128,8 +129,9 @@ class Runner:
             adapter, factor: Low-rank changes, and what each row's change is multiplied with (None: 1).
         """
         inputs[self.cache_argument] = cache
-        with nullcontext() if adapter is None else adapter.acting(self.model, factor):
-            return self.model(**inputs, use_cache=cache is not None, logits_to_keep=logits_to_keep).logits
+        acting = nullcontext() if adapter is None else adapter.acting(self.model, factor)
+        with acting, pruned(self.config, getattr(cache, "present", None)) as masks:
+            return self.model(**inputs, **masks, use_cache=cache is not None, logits_to_keep=logits_to_keep).logits
 
     def embed(self, ids: Sequence[int]) -> Float[Tensor, "tokens hidden"]:
         """Return the input embeddings of ids."""
@@ -173,6 +175,40 @@ class Runner:
             CacheEntry(keys[:, row, :, : len(ids)].contiguous(), values[:, row, :, : len(ids)].contiguous(), ids)
             for row, ids in enumerate(batch)
         ]
+
+    def encode_after(self, kept: CacheEntry, ids: tuple[int, ...], *, prefix: Prefix | None = None) -> CacheEntry:
+        """Encode a segment whose beginning is known: its first rows are copied, only the others are computed.
+
+        Exact up to rounding: attention is causal, so a beginning's keys and values do not depend on what follows.
+
+        Args:
+            kept: The entry of the beginning, encoded behind the same `prefix` and stored bit for bit.
+            ids: Ids of the whole segment.
+            prefix: The sink prefix at positions 0, 1, ..., or None.
+
+        Raises:
+            ValueError: The segment does not begin with the ids of `kept`, nothing is kept, or rows of it are missing.
+        """
+        num_kept = kept.num_tokens
+        if not num_kept or ids[:num_kept] != kept.token_ids or kept.is_pruned:
+            raise ValueError(f"the segment of {len(ids)} ids does not begin with the {num_kept} ids that are kept")
+        if num_kept == len(ids):
+            return CacheEntry(kept.keys.clone(), kept.values.clone(), ids)
+        keys, values = kept.keys.to(self.device), kept.values.to(self.device)
+        start = len(prefix) if prefix else 0
+        with torch.inference_mode():
+            rotated = self.rotary.rotate(keys, torch.arange(start, start + num_kept, device=self.device))
+            before = Prefix(rotated[:, None], values[:, None])  # [layers, 1, kv_heads, kept, dim]
+            if prefix:
+                before = Prefix(
+                    torch.cat((prefix.keys, before.keys), dim=3), torch.cat((prefix.values, before.values), dim=3)
+                )
+            cache = self._encode([ids[num_kept:]], prefix=before, offset=0)
+            return CacheEntry(
+                torch.cat((keys, torch.stack([layer[0] for layer in cache.keys])), dim=2),
+                torch.cat((values, torch.stack([layer[0] for layer in cache.values])), dim=2),
+                ids,
+            )
 
     def _encode(self, batch: Sequence[tuple[int, ...]], *, prefix: Prefix | None, offset: int) -> EncodeCache:
         longest = max(map(len, batch))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, final
 
 from kvlink.core.fingerprint import is_fingerprint
-from kvlink.store.codec import BytesLike, StoredObject, codec_named
+from kvlink.store.codec import BytesLike, StoredObject, codec_named, encode
 
 JSON: TypeAlias = dict[str, Any] | list[Any] | str | int | float | bool | None
 Source: TypeAlias = Literal["host", "disk", "remote"]
@@ -148,6 +148,47 @@ class Store(ABC):
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+class BoundedStore(Store):
+    """A store that keeps a budget itself, and that can put an object in another codec in its own place."""
+
+    @abstractmethod
+    def recompress(self, name: str, codec: str, into: str) -> bool:
+        """Put an object in another codec, in place of the one in `codec` and of any in `into`.
+
+        The new object is made of the decoded old one, is written whole, and only then the old one is dropped: what is
+        cut off in between leaves both. It counts as no use: the last use is that of the old one. Nothing is evicted
+        for it, and the old bytes are not counted while the new ones are written.
+
+        Returns whether it was done. Where not, nothing has changed: the old object is not there, does not verify (it is
+        then quarantined), is being read from this store's memory, was used or deleted meanwhile, or the new one would
+        be no smaller.
+
+        Raises:
+            ValueError: The entry has no place in the codec `into`, or one of the two leaves tokens out.
+            StoreFull, StoreUnusable: The new object could not be written. The old one is as it was.
+        """
+
+
+def check_step(name: str, codec: str, into: str) -> None:
+    """Refuse a step of recompression that leads nowhere, or to a codec that leaves tokens out.
+
+    Raises:
+        ValueError: It is one, or there is no such codec.
+    """
+    check_names(name, (codec, into))
+    if codec == into or codec_named(into).prunes:
+        raise ValueError(f"{codec} is not recompressed into {into}: take another codec, one that keeps every token")
+
+
+def recoded(found: StoredObject, codec: str, *, secret: bytes | None) -> memoryview:
+    """Return an object in another codec, with the same facts in its header.
+
+    Raises:
+        ValueError: The entry has no place in it.
+    """
+    return encode(found.decode(), found.identity, codec=codec, provenance=found.provenance, secret=secret)
 
 
 def check_names(name: str, codecs: Sequence[str] = ()) -> None:

@@ -133,7 +133,7 @@ def open_object(data: bytearray | memoryview, *, name: str, codec: str, secret: 
         raise _damaged(name, codec, f"its digest is not {header.digest}: changed, or signed with another secret")
     tensors = _views(view, start, _plans(header))
     try:
-        codec_named(codec).check(tensors)
+        codec_named(codec).check(tensors, header.geometry)
     except ValueError as error:
         raise _damaged(name, codec, str(error)) from error
     return StoredObject(

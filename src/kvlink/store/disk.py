@@ -16,11 +16,12 @@ from enum import IntEnum
 from pathlib import Path
 from typing import final
 
-from kvlink.core.errors import DamagedObject, StoreFull
-from kvlink.store.base import JSON, Lease, ObjectStat, Store, StoreStats, check_names
+from kvlink.core.errors import DamagedObject, StoreError, StoreFull
+from kvlink.store.base import JSON, BoundedStore, Lease, ObjectStat, StoreStats, check_names, check_step, recoded
 from kvlink.store.codec import CODECS, BytesLike, check_head, open_object
-from kvlink.store.folder import TEMPORARY, Folder, explained, num_bytes, read_whole
+from kvlink.store.folder import TEMPORARY, Folder, explained, mtime, num_bytes, read_whole
 from kvlink.store.header import signature_of
+from kvlink.store.sealed import Seal
 
 _TOUCH_S = 60.0
 _SCAN_S = 30.0
@@ -75,11 +76,11 @@ class _File:
 
 
 @final
-class DiskStore(Store):
+class DiskStore(BoundedStore):
     """The `disk` tier: `objects/ab/cd/<name>.<codec>.safetensors` below one folder.
 
     The budget counts every file there. What other processes write is noticed within half a minute, so for that long
-    they can take the folder over it; while an object is overwritten, its old bytes are not counted.
+    they can take the folder over it; while an object is overwritten or recompressed, its old bytes are not counted.
     """
 
     source = "disk"
@@ -90,6 +91,7 @@ class DiskStore(Store):
         *,
         budget_bytes: int = 20 * 2**30,
         secret: bytes | None = None,
+        store_key: bytes | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Open the folder, or make it, and remove the litter of writers that died.
@@ -98,13 +100,15 @@ class DiskStore(Store):
             root: The folder.
             budget_bytes: What all files together may take.
             secret: What objects must be signed with; None for unsigned ones.
+            store_key: 32 bytes that all objects are sealed with (`store.sealed`); None for clear ones.
             clock: Seconds since the epoch. May be set back: no age is ever negative.
 
         Raises:
-            StoreUnusable: The folder is not a store's, is of another format, was begun with another secret, or cannot
-                be made or read.
+            StoreUnusable: The folder is not a store's, is of another format, was begun with another secret or key, or
+                cannot be made or read.
         """
-        self._folder = Folder(root, signature=signature_of(secret))
+        self._seal = Seal(store_key)
+        self._folder = Folder(root, signature=signature_of(secret), seal=self._seal)
         self._budget_bytes = budget_bytes
         self._secret = secret
         self._clock = clock
@@ -134,7 +138,8 @@ class DiskStore(Store):
                 if read is None:
                     continue
                 data, mtime = read
-                found = open_object(data, name=name, codec=codec, secret=self._secret)
+                clear = self._seal.unwrap(data, name=name, codec=codec)
+                found = open_object(clear, name=name, codec=codec, secret=self._secret)
             except DamagedObject:
                 self._set_aside(path)
                 continue
@@ -148,6 +153,7 @@ class DiskStore(Store):
         """See `Store.put`. Once it returns, the object outlives a crash of the machine."""
         check_names(name, (codec,))
         check_head(data, name=name, codec=codec)
+        data = self._seal.wrap(data, name=name, codec=codec)
         path, size = self._path(name, codec), memoryview(data).nbytes
         with self._writing, explained("write", path, needed=size):
             replaced = num_bytes(path)
@@ -163,7 +169,41 @@ class DiskStore(Store):
         with self._writing, explained("delete from", self._folder.root):
             for path in list(self._folder.quarantine.glob(pattern)):
                 self._remove(path)
-            return sum(self._remove(path) for path in list(self._path(name, "raw").parent.glob(pattern)))
+            folder, num_removed = self._path(name, "raw").parent, 0
+            while found := list(folder.glob(pattern)):  # another process may put one in place of another meanwhile
+                num_removed += sum(self._remove(path) for path in found)
+            return num_removed
+
+    def recompress(self, name: str, codec: str, into: str) -> bool:
+        """See `BoundedStore.recompress`. Readers have copies of their own."""
+        check_step(name, codec, into)
+        old, new = self._path(name, codec), self._path(name, into)
+        with explained("read", old):
+            read = read_whole(old, at_most=self._budget_bytes)
+        if read is None:
+            return False
+        try:
+            found = open_object(
+                self._seal.unwrap(read[0], name=name, codec=codec), name=name, codec=codec, secret=self._secret
+            )
+        except DamagedObject:
+            self._set_aside(old)
+            return False
+        data = self._seal.wrap(recoded(found, into, secret=self._secret), name=name, codec=into)
+        size = memoryview(data).nbytes
+        with self._writing, explained("write", new, needed=size):
+            replaced, freed = num_bytes(new), num_bytes(old)
+            # As where an object is overwritten, the old bytes are not counted: a full folder could shrink no more.
+            over = self._used_bytes + size - replaced - freed > self._budget_bytes
+            if mtime(old) != read[1] or size >= freed or over:
+                return False
+            self._folder.publish(new, data, now=max(read[1], mtime(new) or 0.0))
+            self._used_bytes += size - replaced
+            if self._remove(old):
+                return True
+            self._used_bytes -= freed
+            self._remove(new)  # another process has deleted the name since
+            return False
 
     def names(self) -> set[str]:
         """See `Store.names`."""
@@ -227,8 +267,9 @@ class DiskStore(Store):
                     read = read_whole(file.path, at_most=self._budget_bytes)
                     if read is None:
                         continue
-                    open_object(read[0], name=name, codec=codec, secret=self._secret)
-                except (DamagedObject, OSError) as found:
+                    clear = self._seal.unwrap(read[0], name=name, codec=codec)
+                    open_object(clear, name=name, codec=codec, secret=self._secret)
+                except (StoreError, OSError) as found:
                     error = str(found)
             yield Verdict(path=file.path, name=name, codec=codec, num_bytes=file.num_bytes, error=error)
 

@@ -19,6 +19,7 @@ from kvlink.core.errors import DamagedObject, StoreFull, StoreUnusable
 from kvlink.store.base import JSON
 from kvlink.store.codec import BytesLike, private_memory
 from kvlink.store.header import canonical_json
+from kvlink.store.sealed import SEAL, Seal
 
 FOLDER_FORMAT = 1
 """Version of the layout of the folder, kept in its settings."""
@@ -41,15 +42,17 @@ class Folder:
         quarantine: Objects that did not verify.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, signature: str = "") -> None:
+    def __init__(self, root: str | os.PathLike[str], *, signature: str, seal: Seal) -> None:
         """Name the folder. Nothing is read or made before `establish`.
 
         Args:
             root: The folder.
             signature: What tells the secret of its objects from others (`header.signature_of`).
+            seal: Which key its objects are sealed with.
         """
         self.root = Path(root)
         self._signature = signature
+        self._seal = seal
         self.objects = self.root / "objects"
         self.quarantine = self.root / "quarantine"
         self._settings = self.root / "settings.json"
@@ -58,7 +61,8 @@ class Folder:
         """Make the folder unless it is there.
 
         Raises:
-            StoreUnusable: It is somebody else's, of another format, or signed with another secret.
+            StoreUnusable: It is somebody else's, of another format, signed with another secret, or sealed with another
+                key.
         """
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Settings come first when a folder is made, so list before asking for them: what another process is making
@@ -72,13 +76,15 @@ class Folder:
                 )
             with self._lock():
                 if self._load() is None:
-                    self._save({_SIGNATURE: self._signature} if self._signature else {})
+                    begun = {_SIGNATURE: self._signature, SEAL: self._seal.key_id}
+                    self._save({key: value for key, value in begun.items() if value})
         if (kept := self.setting(_SIGNATURE) or "") != self._signature:
             raise StoreUnusable(
                 f"the objects in {self.root} are {'signed with a secret' if kept else 'not signed'}, and it was opened "
                 f"{'with another secret' if kept and self._signature else 'with one' if self._signature else 'without'}"
                 "; pass what the store was begun with (KVLINK_SECRET on the command line), or choose another folder"
             )
+        self._seal.check_place(self.root, self.setting(SEAL))
         for part in (self.objects, self.quarantine):
             part.mkdir(mode=0o700, exist_ok=True)
 
@@ -239,6 +245,14 @@ def num_bytes(path: Path) -> int:
         return path.lstat().st_size
     except FileNotFoundError:
         return 0
+
+
+def mtime(path: Path) -> float | None:
+    """Return when a file was last used (seconds since the epoch), None where there is none."""
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager

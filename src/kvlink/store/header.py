@@ -33,6 +33,7 @@ _TAGS = {
     torch.float16: "F16",
     torch.float32: "F32",
     torch.float64: "F64",
+    torch.int32: "I32",
     torch.int8: "I8",
     torch.uint8: "U8",
 }

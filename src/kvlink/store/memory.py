@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import final
 
 from kvlink.core.errors import DamagedObject, StoreFull
-from kvlink.store.base import JSON, Lease, ObjectStat, Store, StoreStats, check_names
+from kvlink.store.base import JSON, BoundedStore, Lease, ObjectStat, StoreStats, check_names, check_step, recoded
 from kvlink.store.codec import CODECS, BytesLike, check_head, open_object
 from kvlink.store.header import canonical_json
 
@@ -26,7 +26,7 @@ class _Slot:
 
 
 @final
-class MemoryStore(Store):
+class MemoryStore(BoundedStore):
     """The `host` tier. Put takes memory over without copying it, unless it is read-only.
 
     The budget is hard: it counts leased objects, also those that were deleted under their readers.
@@ -93,6 +93,35 @@ class MemoryStore(Store):
         check_names(name, codecs)
         with self._lock:
             return sum(self._drop((name, codec)) for codec in codecs)
+
+    def recompress(self, name: str, codec: str, into: str) -> bool:
+        """See `BoundedStore.recompress`. The new object takes the old one's place at once, so it needs no room."""
+        check_step(name, codec, into)
+        old, new = (name, codec), (name, into)
+        with self._lock:
+            slot = self._slots.get(old)
+            used_at = slot.last_use if slot else 0.0
+        if slot is None or slot.leases:
+            return False
+        try:
+            found = open_object(slot.data, name=name, codec=codec, secret=self._secret)
+        except DamagedObject:
+            self._quarantine(old, slot)
+            return False
+        data = recoded(found, into, secret=self._secret)
+        with self._lock:
+            replaced = self._slots.get(new)
+            is_idle = not slot.leases and slot.last_use == used_at and not (replaced and replaced.leases)
+            if self._slots.get(old) is not slot or not is_idle or data.nbytes >= slot.data.nbytes:
+                return False
+            last = next(key for key in reversed(self._slots) if key in (old, new))
+            fresh = _Slot(data, max(used_at, replaced.last_use) if replaced else used_at)
+            kept = [(new, fresh) if key == last else (key, one) for key, one in self._slots.items()]
+            for key in (old, new):
+                self._drop(key)
+            self._slots = OrderedDict((key, one) for key, one in kept if key != old and (key != new or one is fresh))
+            self._used_bytes += data.nbytes
+            return True
 
     def names(self) -> set[str]:
         """See `Store.names`."""

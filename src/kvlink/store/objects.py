@@ -5,6 +5,7 @@ left to rules of the place. Needs the package `fsspec`, and what it needs for th
 """
 
 import errno
+import json
 import re
 import threading
 import time
@@ -18,9 +19,11 @@ from typing import Any, TypeVar, cast, final
 from urllib.parse import quote
 
 from kvlink.core.errors import DamagedObject, StoreError, StoreFull, StoreUnusable
+from kvlink.store.address import without_secrets
 from kvlink.store.base import ObjectStat
 from kvlink.store.codec import CODECS, private_memory
-from kvlink.store.remote import LARGEST_BYTES, Fetched, RemoteStore, without_secrets
+from kvlink.store.header import canonical_json
+from kvlink.store.remote import LARGEST_BYTES, Fetched, RemoteStore
 
 try:
     from fsspec.core import url_to_fs
@@ -52,6 +55,7 @@ class FsspecStore(RemoteStore):
         url: str,
         *,
         secret: bytes | None = None,
+        store_key: bytes | None = None,
         options: Mapping[str, Any] | None = None,
         connect_timeout_s: float = 1.0,
         timeout_s: float = 5.0,
@@ -66,6 +70,7 @@ class FsspecStore(RemoteStore):
         Args:
             url: A folder, as fsspec spells it (`s3://bucket/path`, `file:///mnt/shared/kv`).
             secret: What objects must be signed with; None for unsigned ones.
+            store_key: 32 bytes that all objects are sealed with (`store.sealed`); None for clear ones.
             options: What the file system takes (credentials, an endpoint).
             connect_timeout_s: How long connecting may take, where the protocol knows that.
             timeout_s: How long a call may take; a large object gets one second more for every 10 MB.
@@ -81,6 +86,7 @@ class FsspecStore(RemoteStore):
         super().__init__(
             url,
             secret=secret,
+            store_key=store_key,
             timeout_s=timeout_s,
             pause_s=pause_s,
             largest_bytes=largest_bytes,
@@ -150,6 +156,14 @@ class FsspecStore(RemoteStore):
             return False
         return True
 
+    def _remove_all(self, name: str) -> int:
+        try:
+            found: list[str] = self._within(partial(self._fs.ls, self._folder(name), detail=False))
+        except FileNotFoundError:
+            return 0
+        matches = (_OBJECT.fullmatch(path.rpartition("/")[2]) for path in found)
+        return sum(self._remove(name, match[2]) for match in matches if match and match[1] == name)
+
     def _touch(self, name: str, codec: str, version: bytes, now: float) -> None:
         pass
 
@@ -174,14 +188,23 @@ class FsspecStore(RemoteStore):
 
     def _load_setting(self, key: str) -> str | None:
         content = self._content(self._setting_path(key))
-        return None if content is None else content.decode()
+        if content is not None:
+            return content.decode()
+        content = self._content(f"{self._top}/settings.json")  # a `DiskStore` was copied here
+        with suppress(ValueError):
+            match json.loads(content or b"{}"):
+                case {"settings": {**kept}} if kept.get(key) is not None:
+                    return canonical_json(kept[key])
+                case _:
+                    pass
+        return None
 
     def _keep_setting(self, key: str, text: str) -> str:
-        path = self._setting_path(key)
-        if self._content(path) is None:
-            self._create(path, text.encode())
-        kept = self._content(path)
-        return text if kept is None else kept.decode()
+        kept = self._load_setting(key)
+        if kept is None:
+            self._create(self._setting_path(key), text.encode())
+            kept = self._load_setting(key)
+        return text if kept is None else kept
 
     def _claim(self, name: str, token: str, ttl_s: float) -> bool:
         path, content = self._claim_path(name), f"{self._clock() + ttl_s!r} {token}".encode()

@@ -65,6 +65,7 @@ class RedisStore(RemoteStore):
         url: str,
         *,
         secret: bytes | None = None,
+        store_key: bytes | None = None,
         prefix: str = "kvlink",
         part_bytes: int = PART_BYTES,
         connect_timeout_s: float = 1.0,
@@ -81,6 +82,7 @@ class RedisStore(RemoteStore):
         Args:
             url: `redis://`, `rediss://` (with TLS) or `unix://`; user, password and database stand in it.
             secret: What objects must be signed with; None for unsigned ones.
+            store_key: 32 bytes that all objects are sealed with (`store.sealed`); None for clear ones.
             prefix: How all names in the server begin.
             part_bytes: Objects are written in parts of so many bytes.
             connect_timeout_s: How long connecting may take.
@@ -100,6 +102,7 @@ class RedisStore(RemoteStore):
         super().__init__(
             url,
             secret=secret,
+            store_key=store_key,
             timeout_s=timeout_s,
             pause_s=pause_s,
             largest_bytes=largest_bytes,
@@ -173,6 +176,13 @@ class RedisStore(RemoteStore):
 
     def _remove(self, name: str, codec: str) -> bool:
         return bool(self._client.unlink(self._key(name, codec)))
+
+    def _remove_all(self, name: str) -> int:
+        """Remove every codec. Codecs are in no list that could be lost, so all names of the server are looked at."""
+        begin = self._begin.encode()
+        found = self._client.scan_iter(match=f"{_literal(self._begin)}{{{name}}}.*", count=1000)
+        keys = [key for key in set(found) if _NAME.fullmatch(key.removeprefix(begin))]
+        return int(self._client.unlink(*keys)) if keys else 0
 
     def _touch(self, name: str, codec: str, version: bytes, now: float) -> None:
         self._client.eval(_TOUCH, 1, self._key(name, codec), version, repr(now))

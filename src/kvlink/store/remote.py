@@ -7,19 +7,22 @@ import json
 import threading
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
-from typing import Any, TypeVar, final
-from urllib.parse import urlsplit
+from typing import TypeVar, final
 
 from kvlink.core.errors import DamagedObject, StoreError, StoreUnusable
-from kvlink.store.base import JSON, Lease, ObjectStat, Store, StoreStats, check_names
+from kvlink.store.address import without_secrets
+from kvlink.store.base import JSON, Lease, ObjectStat, Store, check_names
 from kvlink.store.breaker import Breaker
-from kvlink.store.codec import CODECS, BytesLike, StoredObject, check_head, open_object
+from kvlink.store.claim import Claim
+from kvlink.store.codec import BytesLike, StoredObject, check_head, open_object
 from kvlink.store.header import canonical_json, signature_of
+from kvlink.store.remote_stats import RemoteStats
+from kvlink.store.sealed import SEAL, Seal
 
 LAYOUT = 1
 """Version of how objects lie in a remote. It is part of every name there, so versions cannot meet."""
@@ -30,46 +33,6 @@ LARGEST_BYTES = 4 * 2**30
 _TOUCH_S = 60.0
 _POLL_S = 0.05
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteStats(StoreStats):
-    """What happened since the store was opened. Bytes are not counted: `used_bytes` and `budget_bytes` are 0.
-
-    Attributes:
-        errors: Calls that failed, after their retry.
-        retries: Calls that were made a second time.
-        passed_over: Calls that were not made, because the breaker was open.
-        not_kept: Objects that were put and are not there.
-        is_open: Whether the breaker is open, so that gets are misses and puts are refused.
-        reason: What failed last; empty if nothing has.
-    """
-
-    errors: int
-    retries: int
-    passed_over: int
-    not_kept: int
-    is_open: bool
-    reason: str
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Claim:
-    """The task of encoding one document, taken before others: a context manager. It ends by itself after a while."""
-
-    name: str
-    ending: ExitStack = field(default_factory=ExitStack, repr=False)
-
-    def release(self) -> None:
-        """Give the claim up. A second time does nothing."""
-        self.ending.close()
-
-    def __enter__(self) -> "Claim":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,7 +54,8 @@ class RemoteStore(Store):
     """The `remote` tier. Whoever cannot reach it goes on without: `get` is then a miss, and counted as an error.
 
     `put`, `delete`, `names`, `stat` and settings raise StoreUnusable instead, at once while the breaker is open.
-    An object that does not verify is removed. Stores with another secret do not see each other's objects.
+    An object that does not verify is removed. Stores with another secret do not see each other's objects; a place whose
+    objects are sealed with another key refuses every call.
     """
 
     source = "remote"
@@ -101,6 +65,7 @@ class RemoteStore(Store):
         address: str,
         *,
         secret: bytes | None,
+        store_key: bytes | None,
         timeout_s: float,
         pause_s: float,
         largest_bytes: int,
@@ -113,6 +78,7 @@ class RemoteStore(Store):
         Args:
             address: A URL; what is secret in it stays out of messages.
             secret: What objects must be signed with; None for unsigned ones.
+            store_key: 32 bytes that all objects are sealed with (`store.sealed`); None for clear ones.
             timeout_s: How long an answer may take. Only a call that failed in less than half of it is made again.
             pause_s: How long the place is left alone after a failure.
             largest_bytes: No larger object is read.
@@ -123,6 +89,8 @@ class RemoteStore(Store):
         self.address = without_secrets(address)
         self._signature = signature_of(secret)
         self._secret = secret
+        self._seal = Seal(store_key)
+        self._is_admitted = self._has_begun = False
         self._timeout_s = timeout_s
         self._largest_bytes = largest_bytes
         self._clock = clock
@@ -160,7 +128,8 @@ class RemoteStore(Store):
         check_names(name, (codec,))
         check_head(data, name=name, codec=codec)
         try:
-            self._ask("write to", partial(self._write, name, codec, memoryview(data).cast("B")))
+            wrapped = memoryview(self._seal.wrap(data, name=name, codec=codec)).cast("B")
+            self._ask("write to", partial(self._write_sealed, name, codec, wrapped))
         except StoreError:
             self._count("not_kept")
             raise
@@ -173,9 +142,10 @@ class RemoteStore(Store):
         Raises:
             StoreUnusable: The place does not answer, so that the object may still be there.
         """
-        codecs = tuple(CODECS) if codec is None else (codec,)
-        check_names(name, codecs)
-        return sum(self._ask("delete from", partial(self._remove, name, each)) for each in codecs)
+        check_names(name, () if codec is None else (codec,))
+        if codec is None:
+            return self._ask("delete from", partial(self._remove_all, name))
+        return int(self._ask("delete from", partial(self._remove, name, codec)))
 
     @final
     def names(self) -> set[str]:
@@ -283,6 +253,10 @@ class RemoteStore(Store):
         """Remove an object and return whether it was there."""
 
     @abstractmethod
+    def _remove_all(self, name: str) -> int:
+        """Remove a name in every codec, also those that only another version knows; return how many there were."""
+
+    @abstractmethod
     def _touch(self, name: str, codec: str, version: bytes, now: float) -> None:
         """Note a use."""
 
@@ -325,7 +299,8 @@ class RemoteStore(Store):
             fetched = self._ask("read from", partial(self._read, name, codec))
             if fetched is None:
                 return None
-            found = open_object(fetched.data, name=name, codec=codec, secret=self._secret)
+            clear = self._unwrap(fetched.data, name, codec)
+            found = open_object(clear, name=name, codec=codec, secret=self._secret)
         except DamagedObject:
             self._count("quarantined")
             discard = partial(self._discard, name, codec, fetched.version) if fetched else None
@@ -354,6 +329,7 @@ class RemoteStore(Store):
         start, is_first = self._monotonic(), True
         while True:
             try:
+                self._admit()
                 result = call()
             except StoreError:
                 breaker.succeeded()
@@ -376,6 +352,56 @@ class RemoteStore(Store):
             breaker.succeeded()
             return result
 
+    def _admit(self) -> None:
+        """Find out once whether the objects are sealed with this store's key, or clear where it has none.
+
+        Raises:
+            StoreUnusable: They are not.
+        """
+        if not self._is_admitted:
+            kept = self._load_setting(SEAL)
+            if kept is None and self._seal.key_id:  # nobody has written, or a server has evicted the setting
+                begun_with = self._seal.key_id_in(self._any_object())
+            else:
+                begun_with = json.loads(kept or "null")
+            self._check_place(begun_with)
+            self._is_admitted = True
+
+    def _any_object(self) -> memoryview | None:
+        """Return some object as it lies there, or None where there is none."""
+        for name in self._names():
+            for codec in self._look(name):
+                with suppress(DamagedObject):
+                    fetched = self._read(name, codec)
+                    if fetched is not None:
+                        return fetched.data
+        return None
+
+    def _write_sealed(self, name: str, codec: str, data: memoryview) -> None:
+        """Write an object, where it is sealed not before the place says so to all who come."""
+        if self._seal.key_id and not self._has_begun:
+            self._check_place(json.loads(self._keep_setting(SEAL, canonical_json(self._seal.key_id))))
+            self._has_begun = True
+        self._write(name, codec, data)
+
+    def _check_place(self, begun_with: object) -> None:
+        with self._noted():
+            self._seal.check_place(self.address, begun_with)
+
+    def _unwrap(self, data: memoryview, name: str, codec: str) -> memoryview:
+        with self._noted():
+            return self._seal.unwrap(data, name=name, codec=codec)
+
+    @contextmanager
+    def _noted(self) -> Generator[None]:
+        """Count a refusal, and keep its reason for `stats`."""
+        try:
+            yield
+        except StoreUnusable as refusal:
+            self._count("errors")
+            self._breaker.reason = str(refusal)
+            raise
+
     def _give_up(self, name: str, token: str) -> None:
         with suppress(StoreError):  # it ends by itself
             self._ask("end a claim in", partial(self._unclaim, name, token))
@@ -383,30 +409,3 @@ class RemoteStore(Store):
     def _count(self, what: str) -> None:
         with self._counting:
             self._counts[what] += 1
-
-
-def open_remote(url: str, *, secret: bytes | None = None, options: Mapping[str, Any] | None = None) -> RemoteStore:
-    """Return the store at a URL: `redis://`, `rediss://` and `unix://` are a Redis, all else is up to fsspec.
-
-    Args:
-        url: Where it is.
-        secret: What objects must be signed with; None for unsigned ones.
-        options: What the client of the protocol takes besides (credentials, an endpoint).
-
-    Raises:
-        StoreUnusable: The package for this protocol is not installed.
-    """
-    if urlsplit(url).scheme in ("redis", "rediss", "unix"):
-        from kvlink.store.redis import RedisStore
-
-        return RedisStore(url, secret=secret, options=options)
-    from kvlink.store.objects import FsspecStore
-
-    return FsspecStore(url, secret=secret, options=options)
-
-
-def without_secrets(url: str) -> str:
-    """Return a URL without user, password and query."""
-    parts = urlsplit(url)
-    place = parts.netloc.rpartition("@")[2] + parts.path
-    return f"{parts.scheme}://{place}" if parts.scheme else place

@@ -1,6 +1,6 @@
 """A store made of stores, fastest first: what a slow one has, the faster ones get. Knows no places.
 
-A tier that fails is passed over, and counted: a request never fails because of it.
+A tier that fails is passed over, and counted: a request never fails because of it, nor waits for a slow tier to write.
 """
 
 import threading
@@ -9,34 +9,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar, final
+from functools import partial
+from typing import final
 
-from kvlink.core.errors import StoreError, StoreUnusable
+from kvlink.core.errors import StoreUnusable
 from kvlink.store.base import JSON, Lease, ObjectStat, Source, Store, StoreStats, check_names
-from kvlink.store.codec import CODECS, BytesLike, StoredObject, check_head
-from kvlink.store.remote import Claim, RemoteStore
+from kvlink.store.claim import Claim
+from kvlink.store.codec import CODECS, BytesLike, check_head
+from kvlink.store.remote import RemoteStore
+from kvlink.store.tier import FAILURES, Tier, TierStats
+from kvlink.store.writer import Writer
+
+WAITING_BYTES = 2**29
+"""Memory that objects may hold while they wait to be written to slower tiers."""
 
 _Key = tuple[str, tuple[str, ...]]
-_T = TypeVar("_T")
-_FAILURES = (StoreError, OSError)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierStats:
-    """What one tier did.
-
-    Attributes:
-        stats: Its own counters.
-        promotions: Objects that it was given because a slower tier had them.
-        failures: Calls that raised, promotions that it could not take among them.
-        reason: What failed last; empty if nothing has.
-    """
-
-    source: Source
-    stats: StoreStats
-    promotions: int
-    failures: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +34,6 @@ class TieredStats(StoreStats):
     """
 
     tiers: tuple[TierStats, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Tier:
-    """A store, and what this process saw of it."""
-
-    store: Store
-    promotions: int = 0
-    failures: int = 0
-    reason: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,17 +53,20 @@ class _Flight:
 class TieredStore(Store):
     """Memory of the host, disk, remote: any stores, fastest first.
 
-    Write policy: `put` writes to the disk and to the remote, at once and before it returns. The host gets what was
-    asked for again, by promotion; only where there is nothing but hosts, `put` writes to them.
+    Write policy: `put` writes to the fastest of disk and remote before it returns; the slower ones follow in the
+    background (`flush` waits for them). The host gets what was asked for again, by promotion; only where there is
+    nothing but hosts, `put` writes to them. Promotion to a host happens at once, to a disk in the background.
 
     `get` takes the first tier that has any accepted codec, even if a slower one has a better codec.
     """
 
-    def __init__(self, *tiers: Store) -> None:
+    def __init__(self, *tiers: Store, waiting_bytes: int = WAITING_BYTES) -> None:
         """Stack the stores. They belong to this one from now on, which closes them.
 
         Args:
             tiers: Fastest first. All must take the same secret.
+            waiting_bytes: Memory that objects may hold while they wait to be written. What is more is not written to
+                the slower tier, and counted there.
 
         Raises:
             ValueError: There is none.
@@ -94,13 +74,14 @@ class TieredStore(Store):
         if not tiers:
             raise ValueError("a tiered store needs at least one store")
         self.source = tiers[-1].source
-        self._tiers = [_Tier(store) for store in tiers]
+        self._tiers = [Tier(number, store) for number, store in enumerate(tiers)]
         kept = [tier for tier in self._tiers if tier.store.source != "host"]
         self._keeping = kept or self._tiers
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._flights: dict[_Key, _Flight] = {}
         self._deleting: Counter[str] = Counter()
+        self._writer = Writer(most_bytes=waiting_bytes)
 
     def get(self, name: str, accept: Sequence[str]) -> Lease | None:
         """See `Store.get`. Of many that ask for the same at the same time, one searches; all get what it finds."""
@@ -132,18 +113,48 @@ class TieredStore(Store):
         check_names(name, (codec,))
         check_head(data, name=name, codec=codec)
         errors: list[Exception] = []
-        for tier in self._keeping:
-            self._try(tier, lambda store: store.put(name, codec, data), errors)
-        if len(errors) == len(self._keeping):
+        slower = iter(self._keeping)
+        for tier in slower:
+            before = len(errors)
+            tier.attempt(lambda store: store.put(name, codec, data), errors)
+            if len(errors) == before:
+                break
+        else:
             raise errors[0]
         for tier in self._tiers:
             if tier not in self._keeping:  # what it may have is older
-                self._try(tier, lambda store: store.delete(name, codec))
+                tier.attempt(lambda store: store.delete(name, codec))
+        for tier in slower:
+            self._later(tier, name, codec, data, lambda: False)
         with self._lock:
             self._counts["puts"] += 1
 
+    def promote(self, name: str, codec: str, data: BytesLike, *, above: Source) -> None:
+        """Give an object to all tiers faster than the one of this source, as if it had just been found there."""
+        check_names(name, (codec,))
+        check_head(data, name=name, codec=codec)
+        with self._lock:
+            flight = _Flight(is_void=name in self._deleting)
+        sources = [tier.store.source for tier in self._tiers]
+        for tier in reversed(self._tiers[: sources.index(above) if above in sources else 0]):
+            self._promote(name, codec, data, tier, flight)
+
+    def locate(self, name: str, accept: Sequence[str]) -> tuple[Source, str, int] | None:
+        """Return from which tier `get` would take an object now, its codec and bytes; None where no tier has any."""
+        check_names(name, accept)
+        for tier in self._tiers:
+            found = tier.attempt(lambda store: store.stat(name)) or {}
+            for codec in accept:
+                if codec in found:
+                    return tier.store.source, codec, found[codec].num_bytes
+        return None
+
+    def flush(self) -> None:
+        """Wait until what `put` and promotions left to do in the background is done, or has failed."""
+        self._writer.flush()
+
     def delete(self, name: str, codec: str | None = None) -> int:
-        """See `Store.delete`. An object in several tiers counts once.
+        """See `Store.delete`. An object in several tiers counts once. What waits to be written is written no more.
 
         Raises:
             StoreUnusable: A tier could not delete, so that it may still have the object; the others have.
@@ -154,15 +165,16 @@ class TieredStore(Store):
             self._deleting[name] += 1
             for (flying, _), flight in self._flights.items():
                 flight.is_void |= flying == name
+        self._writer.void(name, codec)
         failed: dict[str, Exception] = {}
         gone: set[str] = set()
         try:
             for tier in self._tiers:
                 errors: list[Exception] = []
-                found = self._try(tier, lambda store: [each for each in codecs if store.delete(name, each)], errors)
+                found = tier.attempt(lambda store: [each for each in codecs if store.delete(name, each)], errors)
                 gone.update(found or ())
                 if codec is None and not errors:  # codecs that this version does not know
-                    self._try(tier, lambda store: store.delete(name), errors)
+                    tier.attempt(lambda store: store.delete(name), errors)
                 if errors:
                     failed[tier.store.source] = errors[0]
         finally:
@@ -176,38 +188,29 @@ class TieredStore(Store):
 
     def names(self) -> set[str]:
         """See `Store.names`. A tier that fails is left out; see `stats`."""
-        return {name for tier in self._tiers for name in self._try(tier, lambda store: store.names()) or ()}
+        return {name for tier in self._tiers for name in tier.attempt(lambda store: store.names()) or ()}
 
     def stat(self, name: str) -> dict[str, ObjectStat]:
         """See `Store.stat`: as the fastest tier that has it knows it. One that fails is left out."""
         check_names(name)
         stats: dict[str, ObjectStat] = {}
         for tier in self._tiers:
-            stats = (self._try(tier, lambda store: store.stat(name)) or {}) | stats
+            stats = (tier.attempt(lambda store: store.stat(name)) or {}) | stats
         return stats
 
     def stats(self) -> TieredStats:
         """See `Store.stats`."""
-        inner = [tier.store.stats() for tier in self._tiers]
+        tiers = tuple(tier.stats() for tier in self._tiers)
         with self._lock:
             return TieredStats(
                 hits=self._counts["hits"],
                 misses=self._counts["misses"],
                 puts=self._counts["puts"],
-                evictions=sum(stats.evictions for stats in inner),
-                quarantined=sum(stats.quarantined for stats in inner),
-                used_bytes=sum(stats.used_bytes for stats in inner),
-                budget_bytes=sum(stats.budget_bytes for stats in inner),
-                tiers=tuple(
-                    TierStats(
-                        source=tier.store.source,
-                        stats=stats,
-                        promotions=tier.promotions,
-                        failures=tier.failures,
-                        reason=tier.reason,
-                    )
-                    for tier, stats in zip(self._tiers, inner, strict=True)
-                ),
+                evictions=sum(tier.stats.evictions for tier in tiers),
+                quarantined=sum(tier.stats.quarantined for tier in tiers),
+                used_bytes=sum(tier.stats.used_bytes for tier in tiers),
+                budget_bytes=sum(tier.stats.budget_bytes for tier in tiers),
+                tiers=tiers,
             )
 
     def setting(self, key: str) -> JSON:
@@ -218,7 +221,7 @@ class TieredStore(Store):
         """
         errors: list[Exception] = []
         for tier in reversed(self._tiers):
-            value = self._try(tier, lambda store: store.setting(key), errors)
+            value = tier.attempt(lambda store: store.setting(key), errors)
             if value is not None:
                 return value
         if len(errors) == len(self._tiers):
@@ -235,24 +238,32 @@ class TieredStore(Store):
         errors: list[Exception] = []
         for tier in reversed(self._tiers):
             offered = value if kept is None else kept
-            found = self._try(tier, lambda store, offered=offered: store.keep_setting(key, offered), errors)
+            found = tier.attempt(lambda store, offered=offered: store.keep_setting(key, offered), errors)
             kept = found if kept is None else kept
         if len(errors) == len(self._tiers):
             raise errors[0]
         return kept
 
     def close(self) -> None:
-        """See `Store.close`. Closes every tier."""
+        """See `Store.close`. Writes what waits, then closes every tier."""
+        self._writer.flush()
         with ExitStack() as closing:
             for tier in self._tiers:
                 closing.callback(tier.store.close)
 
     def claim(self, name: str, *, ttl_s: float) -> Claim | None:
-        """See `RemoteStore.claim`. Where no tier is a remote, whoever asks gets the claim."""
+        """See `RemoteStore.claim`. Where no tier is a remote, whoever asks gets the claim.
+
+        It ends when the remote has what was put under it, which may be later than its release.
+        """
+        ending = ExitStack()
         for remote in self._remotes():
-            return remote.claim(name, ttl_s=ttl_s)
+            taken = remote.claim(name, ttl_s=ttl_s)
+            if taken is None:
+                return None
+            ending.callback(self._writer.after, name, taken.release)
         check_names(name)
-        return Claim(name=name)
+        return Claim(name=name, ending=ending)
 
     def wait(self, name: str, accept: Sequence[str], *, at_most_s: float) -> bool:
         """See `RemoteStore.wait`. Where no tier is a remote, it says at once whether the object is there."""
@@ -282,25 +293,71 @@ class TieredStore(Store):
 
     def _find(self, key: _Key, flight: _Flight) -> Lease | None:
         for place, tier in enumerate(self._tiers):
-            lease = self._try(tier, lambda store: store.get(*key))
+            lease = tier.attempt(lambda store: store.get(*key))
             if lease is not None:
+                found = lease.object
                 for faster in reversed(self._tiers[:place]):
-                    self._promote(lease.object, faster, flight)
+                    self._promote(found.name, found.codec, found.data, faster, flight)
                 return lease
         return None
 
-    def _promote(self, found: StoredObject, tier: _Tier, flight: _Flight) -> None:
+    def _promote(self, name: str, codec: str, data: BytesLike, tier: Tier, flight: _Flight) -> None:
         """Give a tier an object that a slower one had, unless its name is deleted meanwhile."""
-        if flight.is_void:
+        if tier.store.source == "host":  # which takes the very memory over
+            self._write(tier, name, codec, data, lambda: flight.is_void, promoted=True)
+        else:
+            self._later(tier, name, codec, data, lambda: flight.is_void, promoted=True)
+
+    def _later(
+        self,
+        tier: Tier,
+        name: str,
+        codec: str,
+        data: BytesLike,
+        is_void: Callable[[], bool],
+        *,
+        promoted: bool = False,
+    ) -> None:
+        """Queue a write; one that finds no room is counted as a failure of its tier."""
+        with self._lock:
+            if name in self._deleting or is_void():
+                return
+            size = memoryview(data).nbytes
+            write = partial(self._write_behind, tier, name, codec, data, is_void, promoted=promoted)
+            if not self._writer.submit((tier.number, name, codec), size, write):
+                tier.failed(f"{self._writer.num_bytes} bytes wait to be written, so {name}.{codec} was left out")
+
+    def _write_behind(
+        self, tier: Tier, name: str, codec: str, data: BytesLike, is_void: Callable[[], bool], *, promoted: bool
+    ) -> None:
+        """Write where nobody would see an error: each is counted, whatever it is."""
+        try:
+            self._write(tier, name, codec, data, is_void, promoted=promoted)
+        except Exception as error:
+            tier.failed(f"{type(error).__name__}: {error}")
+
+    def _write(
+        self,
+        tier: Tier,
+        name: str,
+        codec: str,
+        data: BytesLike,
+        is_void: Callable[[], bool],
+        *,
+        promoted: bool,
+    ) -> None:
+        """Write to one tier, unless the name is deleted meanwhile."""
+        if is_void():
             return
         errors: list[Exception] = []
-        self._try(tier, lambda store: store.put(found.name, found.codec, found.data), errors)
+        tier.attempt(lambda store: store.put(name, codec, data), errors)
+        if promoted and not errors:
+            tier.promoted()
         with self._lock:
-            tier.promotions += not errors
-            is_void = flight.is_void
-        if is_void:  # the deletion may have passed this tier before the object was there
-            with suppress(*_FAILURES):
-                tier.store.delete(found.name, found.codec)
+            gone = is_void() or name in self._deleting
+        if gone:  # the deletion may have passed this tier before the object was there
+            with suppress(*FAILURES):
+                tier.store.delete(name, codec)
 
     def _leave(self, flight: _Flight, lease: Lease) -> None:
         """End one of the leases that share what a flight found; with the last, the tier's own ends."""
@@ -309,15 +366,3 @@ class TieredStore(Store):
             is_last = not flight.passengers
         if is_last:
             lease.release()
-
-    def _try(self, tier: _Tier, call: Callable[[Store], _T], errors: list[Exception] | None = None) -> _T | None:
-        """Return what a tier returns, or None where it fails. A failure is counted, and added to `errors`."""
-        try:
-            return call(tier.store)
-        except _FAILURES as error:
-            with self._lock:
-                tier.failures += 1
-                tier.reason = str(error)
-            if errors is not None:
-                errors.append(error)
-            return None

@@ -8,17 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from kvlink.core import scores
 from kvlink.core.entry import CacheEntry
+from kvlink.core.errors import ModelRefused
+from kvlink.core.layout import Prompt
 from kvlink.engine.engine import Engine
-from kvlink.evaluation.bench.texts import document_of
+from kvlink.evaluation.bench.texts import document_of, question_of
 from kvlink.evaluation.timing import Samples, alternate
+from kvlink.models.assembler import Assembler
+from kvlink.models.pruning import require_prunable
 from kvlink.store.codec import encode, private_memory
 from kvlink.store.codecs import CODECS
 from kvlink.store.codecs.base import geometry_of
 from kvlink.store.disk import DiskStore
 from kvlink.store.header import Geometry
+
+QUESTION = 64
+"""Tokens of the question whose logits are compared."""
 
 ARMS = ("pack", "unpack", "copy", "load")
 """What is timed, in turn."""
@@ -37,8 +46,10 @@ def bench_codecs(
     `load` is a read from a warm page cache with digest, checks and decoding, in turn with `copy`: reading the same
     bytes into memory and copying them once. `gb_per_s` counts bytes of the decoded entry, for `copy` those of the
     file; `of_copy` is the file's bytes per second of a load over those of the copy. `size` is the object over a raw
-    one of 16 bits. Errors are those of vectors of one head and token, relative to their length: mean and greatest. A
-    codec that does not take the model's dtype has no rows.
+    one of 16 bits. Errors are those of vectors of one head and token, relative to their length: mean and greatest;
+    None where tokens are left out. `kl` and `agreement` are those of the logits of a question of `QUESTION` tokens
+    behind the document, against a raw one. A codec that does not take the model's dtype has no rows, nor has one that
+    leaves out tokens on a model that cannot attend so.
 
     Args:
         tokens: Lengths of documents.
@@ -50,7 +61,8 @@ def bench_codecs(
         entry = _entry_of(engine, ids)
         half = CacheEntry(entry.keys.bfloat16(), entry.values.bfloat16(), entry.token_ids)
         least = encode(half, replace(engine.loader.identity, dtype="bfloat16")).nbytes
-        for codec in codecs_of(entry.keys.dtype):
+        logits = _answering(engine, entry)
+        for codec in _codecs_for(engine):
             data = encode(entry, engine.loader.identity, codec=codec)
             about = {
                 "tokens": length,
@@ -59,6 +71,7 @@ def bench_codecs(
                 "object_bytes": data.nbytes,
                 "size": data.nbytes / least,
                 **errors(codec, entry),
+                **distances(logits, _answering(engine, _read(codec, entry))),
             }
             for count in threads:
                 with _threads(count):
@@ -73,11 +86,15 @@ def bench_codecs(
 
 def runs_of(engine: Engine, tokens: Sequence[int], threads: Sequence[int], repeats: int) -> int:
     """Return how often `progress` will be called."""
-    return len(tokens) * len(threads) * len(codecs_of(engine.runner.dtype)) * len(ARMS) * (repeats + 1)
+    return len(tokens) * len(threads) * len(_codecs_for(engine)) * len(ARMS) * (repeats + 1)
 
 
-def codecs_of(dtype: torch.dtype) -> list[str]:
-    """Return the codecs that take entries of this dtype."""
+def codecs_of(dtype: torch.dtype, *, prunable: bool = True) -> list[str]:
+    """Return the codecs that take entries of this dtype.
+
+    Args:
+        prunable: Whether those that leave out tokens are among them.
+    """
     smallest = Geometry(layers=1, kv_heads=1, tokens=1, head_dim=1, value_dim=1)
     found: list[str] = []
     for name, codec in CODECS.items():
@@ -85,19 +102,53 @@ def codecs_of(dtype: torch.dtype) -> list[str]:
             codec.plan(smallest, dtype)
         except ValueError:
             continue
-        found.append(name)
+        if prunable or not codec.prunes:
+            found.append(name)
     return found
 
 
-def errors(codec: str, entry: CacheEntry) -> dict[str, float]:
-    """Return mean and greatest relative error of keys and values behind a codec."""
-    packed = CODECS[codec].pack(entry)
-    read = CODECS[codec].unpack(packed, geometry=geometry_of(entry), dtype=entry.keys.dtype, token_ids=entry.token_ids)
-    found: dict[str, float] = {}
+def errors(codec: str, entry: CacheEntry) -> dict[str, float | None]:
+    """Return mean and greatest relative error of keys and values behind a codec; None where it leaves out tokens."""
+    read = _read(codec, entry)
+    found: dict[str, float | None] = {}
     for name, before, after in (("key", entry.keys, read.keys), ("value", entry.values, read.values)):
+        if CODECS[codec].prunes:  # what is there is exact, and of what is not there an error says nothing
+            found |= {f"{name}_error_mean": None, f"{name}_error_max": None}
+            continue
         off = _length(after.double() - before.double()) / _length(before).clamp_min(torch.finfo(torch.float32).tiny)
         found |= {f"{name}_error_mean": off.mean().item(), f"{name}_error_max": off.max().item()}
     return found
+
+
+def distances(reference: Tensor, logits: Tensor) -> dict[str, float]:
+    """Return how far logits `[rows, vocab]` are from others: mean KL, and the share of equal most likely ids."""
+    return {"kl": scores.kl(reference, logits), "agreement": scores.agreement(reference, logits)}
+
+
+def _read(codec: str, entry: CacheEntry) -> CacheEntry:
+    """Return what a codec makes of an entry."""
+    packed = CODECS[codec].pack(entry)
+    return CODECS[codec].unpack(packed, geometry=geometry_of(entry), dtype=entry.keys.dtype, token_ids=entry.token_ids)
+
+
+def _codecs_for(engine: Engine) -> list[str]:
+    """Return the codecs that are measured with this model."""
+    try:
+        require_prunable(engine.runner)
+    except ModelRefused:
+        return codecs_of(engine.runner.dtype, prunable=False)
+    return codecs_of(engine.runner.dtype)
+
+
+def _answering(engine: Engine, entry: CacheEntry) -> Float[Tensor, "rows vocab"]:
+    """Return the logits of a question's tokens behind a document."""
+    assembler, prompter = Assembler(engine.runner), engine.prompter
+    tail = prompter.tail_ids(question_of(prompter, QUESTION))
+    prompt = Prompt(prompter.system_ids(None), ((entry.token_ids,),), tail)
+    layout, prefix = prompt.layout(), engine.runner.prefix(prompt.system)
+    assert prefix is not None, "S is never empty"
+    cache = assembler.assemble(layout, prefix=prefix, entries=[entry])
+    return assembler.prefill(cache, prompt, layout, logits_to_keep=0)
 
 
 def _timed(

@@ -6,6 +6,7 @@ Source: arXiv 2502.16002 (KVLink), with one shared set of link tokens and a sink
 from kvlink.core.errors import BundleRefused, InputError
 from kvlink.evaluation.case import Bench, Case, Ids
 from kvlink.evaluation.methods.base import Method, Prefilled
+from kvlink.evaluation.methods.reading import Reading
 from kvlink.models.adapter import attention_layers
 from kvlink.models.assembler import Assembler
 from kvlink.models.bundle import Bundle, check_bundle, read_bundle, shipped_for
@@ -14,23 +15,25 @@ from kvlink.models.bundle import Bundle, check_bundle, read_bundle, shipped_for
 class KVLink(Method):
     """Entries with the link tokens, and the adapter if there is one, of a bundle."""
 
-    def __init__(self, *, bundle: str = "auto", foreign: str = "no") -> None:
+    def __init__(self, *, bundle: str = "auto", foreign: str = "no", codec: str = "raw") -> None:
         """Take a bundle.
 
         Args:
             bundle: A file, or `auto` for the one that ships for this model.
             foreign: `yes` takes a bundle of other weights of the same shape.
+            codec: What the entries go through before they are used, as if they came from a store.
         """
         if foreign not in ("yes", "no"):
             raise InputError(f"foreign={foreign}; choose yes or no")
         self.bundle = bundle
         self.foreign = foreign == "yes"
+        self._reading = Reading(codec)
         self._loaded: tuple[Bench, Bundle, Assembler] | None = None
 
     def prepare(self, case: Case) -> None:
         """Encode the documents behind the bundle's sink prefix, cut where the links know segments, and S."""
         bundle, _ = self._of(case.bench)
-        case.entries(bundle.card.sink_ids, cut=bundle.links.levels > 1)
+        self._reading.entries(case, bundle.card.sink_ids, cut=bundle.links.levels > 1)
         case.bench.prefix(case.prompt.system)
 
     def prefill(self, case: Case, tail: Ids, *, keep: int, room: int = 0) -> Prefilled:
@@ -39,11 +42,11 @@ class KVLink(Method):
         cut = bundle.links.levels > 1
         prompt = case.with_tail(tail, cut=cut)
         layout = prompt.layout(num_links=assembler.num_links)
-        prefix, entries = case.bench.prefix(case.prompt.system), case.entries(bundle.card.sink_ids, cut=cut)
+        prefix = case.bench.prefix(case.prompt.system)
+        entries, loaded = self._reading.entries(case, bundle.card.sink_ids, cut=cut)
         assert prefix is not None, "S is never empty"
         cache = assembler.assemble(layout, prefix=prefix, entries=entries, room=room)
         logits = assembler.prefill(cache, prompt, layout, logits_to_keep=keep)
-        loaded = sum(entry.num_bytes for entry in entries)
         return Prefilled(logits, len(tail) + layout.num_link_tokens, loaded, cache)
 
     def _of(self, bench: Bench) -> tuple[Bundle, Assembler]:

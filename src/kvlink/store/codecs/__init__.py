@@ -5,13 +5,24 @@ from types import MappingProxyType
 
 from kvlink.store.codecs.base import Codec
 from kvlink.store.codecs.half import Half
+from kvlink.store.codecs.pruned import Pruned
 from kvlink.store.codecs.quantised import Int4, Int8
 from kvlink.store.codecs.raw import Raw
 
 __all__ = ["CODECS", "Codec", "codec_named"]
 
-CODECS: Mapping[str, Codec] = MappingProxyType({"raw": Raw(), "half": Half(), "int8": Int8(), "int4": Int4()})
-"""Every codec that this version reads and writes, by name; the most exact first."""
+CODECS: Mapping[str, Codec] = MappingProxyType(
+    {
+        "raw": Raw(),
+        "half": Half(),
+        "int8": Int8(),
+        "int4": Int4(),
+        "pruned75": Pruned(75),
+        "pruned50": Pruned(50),
+        "pruned25": Pruned(25),
+    }
+)
+"""Every codec that this version reads and writes, by name; the most exact first, those that leave tokens out last."""
 
 
 def codec_named(codec: str) -> Codec:

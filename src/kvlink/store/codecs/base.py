@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from kvlink.store.header import Geometry, TensorPlan
 
 class Codec(ABC):
     """How the numbers of an entry become named tensors and back. The file around them is the same for all codecs."""
+
+    prunes: ClassVar[bool] = False
+    """Whether tokens are left out, which not every model can attend. Nothing is turned into such a codec unasked."""
 
     @abstractmethod
     def plan(self, geometry: Geometry, dtype: torch.dtype) -> dict[str, TensorPlan]:
@@ -41,8 +45,14 @@ class Codec(ABC):
     ) -> CacheEntry:
         """Return the entry that was packed, in its own dtype, as exactly as this codec can; on the tensors' device."""
 
-    def check(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027 (where any bits are an entry, none are refused)
-        """Refuse tensors that `pack` never makes and that would give numbers which are none.
+    def check(  # noqa: B027 (where any bits are an entry, none are refused)
+        self, tensors: Mapping[str, Tensor], geometry: Geometry
+    ) -> None:
+        """Refuse tensors that `pack` never makes and that would give numbers which are none, or rows of no token.
+
+        Args:
+            tensors: As `plan` says.
+            geometry: Sizes of the entry.
 
         Raises:
             ValueError: There are such.
@@ -50,11 +60,16 @@ class Codec(ABC):
 
 
 def geometry_of(entry: CacheEntry) -> Geometry:
-    """Return the sizes of an entry.
+    """Return the sizes of an entry that is to be packed.
 
     Raises:
-        ValueError: It is empty.
+        ValueError: It is empty, or pruned: what a codec has left out no other one can hold.
     """
+    if entry.kept is not None:
+        raise ValueError(
+            f"a pruned entry ({entry.keys.shape[2]} of {entry.num_tokens} tokens) is packed by no codec: pass on the "
+            "object that it came from, or encode the document again"
+        )
     layers, kv_heads, tokens, head_dim = entry.keys.shape
     return Geometry(layers=layers, kv_heads=kv_heads, tokens=tokens, head_dim=head_dim, value_dim=entry.values.shape[3])
 
