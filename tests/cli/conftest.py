@@ -46,8 +46,15 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of whoever runs the tests: no store, no cache, no settings of a terminal."""
-    ours = ("KVLINK_STORE", "KVLINK_BUDGET", "KVLINK_SECRET", "KVLINK_STORE_KEY", "KVLINK_STORE_KEY_FILE")
-    for name in (*ours, "NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "PY_COLORS", "TERMINAL_WIDTH"):
+    ours = ("STORE", "REMOTE", "BUDGET", "SECRET", "STORE_KEY", "STORE_KEY_FILE")
+    for name in (
+        *(f"KVLINK_{name}" for name in ours),
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "GITHUB_ACTIONS",
+        "PY_COLORS",
+        "TERMINAL_WIDTH",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")

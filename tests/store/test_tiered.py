@@ -414,6 +414,7 @@ def test_what_waits_already_is_not_queued_twice(tiers: TieredStore, remote: Redi
     slow.opened.set()
     tiers.flush()
     assert slow.writes == [FIRST.name, SECOND.name]
+    assert tiers._writer.num_bytes == 0
 
 
 def test_a_deletion_voids_what_waits_and_waits_for_what_is_being_written(

@@ -19,18 +19,18 @@ app = typer.Typer(help="Look after a store; no model is needed.", no_args_is_hel
 
 def fill(stats: "StoreStats") -> str:
     """Return how full a store is, tier by tier where it has tiers; what a server keeps account of is not known."""
-    from kvlink.store.tiered import TieredStats
+    from kvlink.store.tier import TieredStats
 
     if isinstance(stats, TieredStats):
-        return ", ".join(f"{tier.source} {fill(tier.stats)}" for tier in stats.tiers)
+        return ", ".join(f"in its {tier.source} {fill(tier.stats)}" for tier in stats.tiers)
     if not stats.budget_bytes:
-        return "by the server's own account"
+        return "what a server keeps account of"
     return f"{show.size(stats.used_bytes)} of at most {show.size(stats.budget_bytes)}"
 
 
 def lost(stats: "StoreStats") -> list[str]:
     """Say of each tier that could not keep everything how often, and why."""
-    from kvlink.store.tiered import TieredStats
+    from kvlink.store.tier import TieredStats
 
     tiers = stats.tiers if isinstance(stats, TieredStats) else ()
     return [
@@ -75,7 +75,7 @@ def ls(store: options.Store = None, json: options.Json = None) -> None:
             rows.append({"name": name, "codec": codec, "bytes": stat.num_bytes, "last_use": stat.last_use})
         console = show.out(json)
         console.print(table)
-        console.print(fill(opened.stats()), highlight=False)
+        console.print(f"the store holds {fill(opened.stats())}", highlight=False)
         write_results(json, "store ls", rows)
 
 

@@ -11,7 +11,7 @@ import torch
 from kvlink.core.errors import BundleRefused, InputError, KVLinkWarning
 from kvlink.core.fingerprint import Identity
 from kvlink.engine.gate import passed_codecs
-from kvlink.engine.loader import RAW, Ids, Loader
+from kvlink.engine.loader import Ids, Loader
 from kvlink.models import checkpoint
 from kvlink.models.adapter import Adapter, attention_layers
 from kvlink.models.bundle import Bundle, check_bundle, read_bundle, shipped_cards, shipped_for
@@ -20,6 +20,7 @@ from kvlink.models.probe import ProbeReport, require
 from kvlink.models.prompt import Prompter
 from kvlink.models.runner import Runner
 from kvlink.store.base import Store
+from kvlink.store.codec import RAW
 from kvlink.store.opening import StoreLike, open_store
 
 SinkKind = Literal["header", "bos", "none"]

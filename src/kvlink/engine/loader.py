@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -17,16 +17,17 @@ from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import StoreError
 from kvlink.core.fingerprint import Identity, fingerprint
 from kvlink.engine.encoding import Encoding
-from kvlink.engine.prefetch import Prefetch, Prefetcher, Wanted
+from kvlink.engine.flight import Wanted
+from kvlink.engine.loaded import Ids, Loaded, LoadTimes, Search
+from kvlink.engine.prefetch import Prefetch, Prefetcher
 from kvlink.engine.rates import Rates
 from kvlink.engine.uploading import Uploader
-from kvlink.engine.usage import Source
 from kvlink.models.cache import Prefix
 from kvlink.models.pruning import require_prunable
 from kvlink.models.runner import Runner
 from kvlink.store.base import Source as StoreSource
 from kvlink.store.base import Store
-from kvlink.store.codec import codec_named, encode
+from kvlink.store.codec import RAW, codec_named, encode
 from kvlink.store.opening import host_bytes
 from kvlink.store.remote import RemoteStore
 from kvlink.store.tiered import TieredStore
@@ -43,42 +44,8 @@ CLAIM_S = 60.0
 WAIT_S = 10.0
 """How long another machine that has claimed a segment is waited for."""
 
-RAW = "raw"
-"""The codec that holds any entry, bit for bit."""
-
-Ids = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """One segment's entry and where it came from."""
-
-    name: str
-    entry: CacheEntry
-    source: Source
-    codec: str | None = None
-    reason: str = ""
-
-
-@dataclass(slots=True)
-class LoadTimes:
-    """Seconds spent on reading and on encoding."""
-
-    load_s: float = 0.0
-    encode_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What is known of segments that one load did not get.
-
-    Attributes:
-        reasons: Why they are encoded, where it is not just that they are absent.
-        refused: Those that are there, and from where they would have come.
-    """
-
-    reasons: dict[Ids, str] = field(default_factory=dict)
-    refused: dict[Ids, StoreSource] = field(default_factory=dict)
+HEADER_BYTES, HEADER_BYTES_PER_TOKEN = 8192, 16
+"""At most what an object holds besides keys and values, as a rule."""
 
 
 class Loader:
@@ -165,7 +132,10 @@ class Loader:
         What was loaded is held for a `load` that needs it, until the handle is cancelled. Never waits.
         """
         size = self._runner.geometry.bytes_per_token(self._runner.dtype)
-        wanted = [Wanted(self.name(ids), len(ids) * size) for ids in dict.fromkeys(segments)]
+        wanted = [
+            Wanted(self.name(ids), HEADER_BYTES + len(ids) * (size + HEADER_BYTES_PER_TOKEN), len(ids) * size)
+            for ids in dict.fromkeys(segments)
+        ]
         return self.ahead.prefetch(wanted, priority=priority)
 
     def close(self) -> None:
@@ -210,7 +180,7 @@ class Loader:
             yield [found[ids] for ids in segments]
 
     def encode(
-        self, segments: Iterable[Ids], *, must_keep: bool = False, search: "Search | None" = None
+        self, segments: Iterable[Ids], *, must_keep: bool = False, search: Search | None = None
     ) -> Generator[Loaded]:
         """Encode segments in batches of similar length and keep them; yields them in the order of their making.
 
@@ -241,7 +211,7 @@ class Loader:
                     reason = search.reasons.get(ids, f"not kept: {error}")
                 yield Loaded(name, entry, "encoded", None, reason + refusal)
 
-    def _find(self, ids: Ids, found: dict[Ids, Loaded], search: "Search", leases: ExitStack) -> None:
+    def _find(self, ids: Ids, found: dict[Ids, Loaded], search: Search, leases: ExitStack) -> None:
         """Look for a segment where it may be: loaded ahead, then in the store, unless encoding is faster."""
         name = self.name(ids)
         ahead = self.ahead.take(name)
@@ -262,7 +232,7 @@ class Loader:
             found[ids] = Loaded(name, stored.decode(), lease.source, stored.codec)
             self.rates.loaded(lease.source, stored.num_bytes, perf_counter() - start)
 
-    def _is_refused(self, ids: Ids, search: "Search") -> bool:
+    def _is_refused(self, ids: Ids, search: Search) -> bool:
         """Whether a segment is there and had better be encoded."""
         size = len(ids) * self._runner.geometry.bytes_per_token(self._runner.dtype)
         if not self.rates.may_refuse(size, len(ids)):
@@ -285,7 +255,7 @@ class Loader:
         stats = self.store.stat(name)
         return next(((self.store.source, stats[codec].num_bytes) for codec in self._accept if codec in stats), None)
 
-    def _make(self, mine: list[Ids], found: dict[Ids, Loaded], search: "Search", leases: ExitStack) -> None:
+    def _make(self, mine: list[Ids], found: dict[Ids, Loaded], search: Search, leases: ExitStack) -> None:
         """Encode segments, except those that another machine has claimed and finishes in time."""
         start = self._monotonic()
         with ExitStack() as claims:
@@ -310,7 +280,7 @@ class Loader:
         found[loaded.entry.token_ids] = loaded
         self._encoding.made(loaded.name, loaded.entry)
 
-    def _claims(self, ids: Ids, search: "Search", claims: ExitStack) -> bool:
+    def _claims(self, ids: Ids, search: Search, claims: ExitStack) -> bool:
         """Whether this machine is to encode a segment: always, where no remote is shared or it has the object."""
         if ids in search.refused or not isinstance(self.store, (RemoteStore, TieredStore)):
             return True

@@ -8,17 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from time import perf_counter
 from typing import final
 
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import StoreError
+from kvlink.engine.flight import Flight, Held, Prefetch, State, Wanted
 from kvlink.engine.rates import Rates
 from kvlink.engine.uploading import Uploader
-from kvlink.engine.usage import Source
 from kvlink.store.base import Lease, Store
+from kvlink.store.codec import RAW
 from kvlink.store.tiered import TieredStore
 
 THREADS = 2
@@ -27,76 +26,11 @@ THREADS = 2
 STALE_S = 60.0
 """What nobody has used for so long makes room for what is asked for now."""
 
-RAW = "raw"
+IDLE_S = 5.0
+"""A thread that has had nothing to do for so long ends."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
-    """A segment that will be needed, and the bytes of its entry once it is decoded."""
-
-    name: str
-    entry_bytes: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """What was loaded; `release` when it is no longer read."""
-
-    entry: CacheEntry
-    source: Source
-    codec: str
-    release: Callable[[], None]
-
-
-class _State(Enum):
-    QUEUED = auto()
-    READING = auto()
-    HELD = auto()
-    OVER = auto()
-
-
-@final
-class Prefetch:
-    """A handle of what was asked for."""
-
-    def __init__(self, prefetcher: "Prefetcher") -> None:
-        self._prefetcher = prefetcher
-        self.pending: set[str] = set()
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing of it is left to be loaded: all is held, used, cancelled, or not to be had."""
-        return not self.pending
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is done, at most so long; return whether it is."""
-        return self._prefetcher.wait(self, timeout_s)
-
-    def cancel(self) -> None:
-        """Let go of what is held and queued for it alone. A second time does nothing."""
-        self._prefetcher.cancel(self)
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """One segment on its way, for all who want it.
-
-    Attributes:
-        order: Flights with lower values go first.
-        owners: Who wants it, and has neither used nor cancelled it.
-        users: How many read it, or wait for it, now.
-        num_bytes: What it takes or will take; None while that is not known.
-    """
-
-    wanted: Wanted
-    order: tuple[int, int]
-    owners: dict[Prefetch, None] = field(default_factory=dict)
-    state: _State = _State.QUEUED
-    users: int = 0
-    num_bytes: int | None = None
-    since_s: float = 0.0
-    lease: Lease | None = None
-    entry: CacheEntry | None = None
+AT_HAND_BYTES = 4 * 2**20
+"""Smaller objects that are in memory are left there: to hand them to a thread and back costs more than to read them."""
 
 
 @final
@@ -132,11 +66,14 @@ class Prefetcher:
         self._uploader = uploader
         self._most_threads = threads
         self._monotonic = monotonic
-        self._changed = threading.Condition()
-        self._flights: dict[str, _Flight] = {}
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._work_waits = threading.Condition(lock)
+        self._flights: dict[str, Flight] = {}
         self._threads: set[threading.Thread] = set()
         self._used_bytes = 0
         self._arrivals = 0
+        self._is_closing = False
 
     @property
     def used_bytes(self) -> int:
@@ -146,23 +83,25 @@ class Prefetcher:
 
     def prefetch(self, wanted: Sequence[Wanted], *, priority: int = 0) -> Prefetch:
         """Queue what is wanted, the greatest priority first, then in order of arrival."""
-        handle = Prefetch(self)
+        handle = Prefetch(cancel=self.cancel, wait=self.wait)
+        far = [one for one in wanted if one.object_bytes >= AT_HAND_BYTES or not self._is_at_hand(one.name)]
         with self._changed:
-            for one in wanted:
+            for one in far:
                 self._arrivals += 1
                 order = (-priority, self._arrivals)
                 flight = self._flights.get(one.name)
                 if flight is None:
-                    flight = self._flights[one.name] = _Flight(one, order)
+                    flight = self._flights[one.name] = Flight(one, order, num_bytes=self._taken(one))
                 flight.order = min(flight.order, order)
                 flight.owners[handle] = None
-                if flight.state is not _State.HELD:
+                if flight.state is not State.HELD:
                     handle.pending.add(one.name)
+            self._is_closing = False
             while handle.pending and len(self._threads) < self._most_threads:
                 thread = threading.Thread(target=self._work, name="kvlink-prefetch", daemon=True)
                 self._threads.add(thread)
                 thread.start()
-            self._changed.notify_all()
+            self._work_waits.notify_all()
         return handle
 
     def take(self, name: str) -> Held | None:
@@ -172,8 +111,8 @@ class Prefetcher:
             if flight is None:
                 return None
             flight.users += 1
-            if flight.state is _State.READING:
-                self._changed.wait_for(lambda: flight.state is not _State.READING)
+            if flight.state is State.READING:
+                self._changed.wait_for(lambda: flight.state is not State.READING)
             ending = self._give_back(flight, next(iter(flight.owners), None))
             lease, entry = flight.lease, flight.entry
             if lease is None or entry is None:
@@ -192,6 +131,7 @@ class Prefetcher:
                     ending.enter_context(self._give_back(flight, handle))
             handle.pending.clear()
             self._changed.notify_all()
+            self._work_waits.notify_all()
 
     def wait(self, handle: Prefetch, timeout_s: float | None) -> bool:
         """See `Prefetch.wait`."""
@@ -203,6 +143,8 @@ class Prefetcher:
         with self._changed:
             handles = {owner for flight in self._flights.values() for owner in flight.owners}
             threads = list(self._threads)
+            self._is_closing = True
+            self._work_waits.notify_all()
         for handle in handles:
             self.cancel(handle)
         for thread in threads:
@@ -225,78 +167,70 @@ class Prefetcher:
                 self._rates.loaded(lease.source, lease.object.num_bytes, seconds)
             self._land(flight, lease, entry)
 
-    def _next(self) -> _Flight | None:
+    def _next(self) -> Flight | None:
         """Return the next flight, with room for it; None ends the thread. Waits while there is no room."""
+        has_waited = False
         while True:
             with self._changed:
-                queued = [flight for flight in self._flights.values() if flight.state is _State.QUEUED]
+                queued = [flight for flight in self._flights.values() if flight.state is State.QUEUED]
                 if not queued:
+                    if not has_waited and not self._is_closing:
+                        has_waited = not self._work_waits.wait(IDLE_S)
+                        continue
                     self._threads.discard(threading.current_thread())
-                    self._changed.notify_all()
                     return None
                 flight = min(queued, key=lambda one: one.order)
-                if flight.num_bytes is not None:
-                    if flight.num_bytes > self.budget_bytes or not flight.num_bytes:
-                        self._end(flight)
-                    elif self._make_room(flight):
-                        flight.state = _State.READING
-                        self._used_bytes += flight.num_bytes
-                        return flight
-                    else:
-                        self._changed.wait()
-                    continue
-            size = self._size(flight.wanted)
-            with self._changed:
-                flight.num_bytes = size
+                if flight.num_bytes > self.budget_bytes:
+                    self._end(flight)
+                elif self._make_room(flight):
+                    flight.state = State.READING
+                    self._used_bytes += flight.num_bytes
+                    return flight
+                else:
+                    self._work_waits.wait()
 
-    def _size(self, wanted: Wanted) -> int:
-        """Return what a segment will take, 0 if it is not there."""
-        try:
-            if isinstance(self._store, TieredStore):
-                located = self._store.locate(wanted.name, self._accept)
-                codec, num_bytes = (located[1], located[2]) if located else (RAW, 0)
-            else:
-                stats = self._store.stat(wanted.name)
-                codec = next((codec for codec in self._accept if codec in stats), RAW)
-                num_bytes = stats[codec].num_bytes if codec in stats else 0
-        except (StoreError, OSError):
-            return 0
-        return num_bytes and self._taken(codec, num_bytes, wanted)
+    def _taken(self, wanted: Wanted, found: Lease | None = None) -> int:
+        """Return what a segment takes as it was found, or at most."""
+        if found is None:
+            size, copied = wanted.object_bytes, self._accept != (RAW,)
+        else:
+            size, copied = found.object.num_bytes, found.object.codec != RAW
+        return size + (copied + (self._uploader is not None)) * wanted.entry_bytes
 
-    def _taken(self, codec: str, num_bytes: int, wanted: Wanted) -> int:
-        copied = codec != RAW or self._uploader is not None
-        return num_bytes + copied * wanted.entry_bytes
+    def _is_at_hand(self, name: str) -> bool:
+        if isinstance(self._store, TieredStore):
+            return self._store.in_host(name, self._accept)
+        return self._store.source == "host" and not self._store.stat(name).keys().isdisjoint(self._accept)
 
-    def _make_room(self, flight: _Flight) -> bool:
+    def _make_room(self, flight: Flight) -> bool:
         """Whether there is room, after what is less urgent or stale had to go. The lock is held."""
-        assert flight.num_bytes is not None
         now = self._monotonic()
         replaceable = sorted(
             (
                 one
                 for one in self._flights.values()
-                if one.state is _State.HELD and (one.order[0] > flight.order[0] or now - one.since_s > STALE_S)
+                if one.state is State.HELD and (one.order[0] > flight.order[0] or now - one.since_s > STALE_S)
             ),
             key=lambda one: one.order,
         )
         missing = self._used_bytes + flight.num_bytes - self.budget_bytes
-        if sum(one.num_bytes or 0 for one in replaceable) < missing:
+        if sum(one.num_bytes for one in replaceable) < missing:
             return False
         while self._used_bytes + flight.num_bytes > self.budget_bytes:
             self._end(replaceable.pop()).close()
         return True
 
-    def _land(self, flight: _Flight, lease: Lease | None, entry: CacheEntry | None) -> None:
+    def _land(self, flight: Flight, lease: Lease | None, entry: CacheEntry | None) -> None:
         """Hold what was read if somebody still wants it and it fits."""
         with ExitStack() as ending, self._changed:
-            self._used_bytes -= flight.num_bytes or 0
+            self._used_bytes -= flight.num_bytes
             fits = False
             if lease is not None and entry is not None:
-                size = self._taken(lease.object.codec, lease.object.num_bytes, flight.wanted)
+                size = self._taken(flight.wanted, lease)
                 fits = self._used_bytes + size <= self.budget_bytes and bool(flight.owners or flight.users)
                 if fits:
                     flight.lease, flight.entry, flight.num_bytes = lease, entry, size
-                    flight.state, flight.since_s = _State.HELD, self._monotonic()
+                    flight.state, flight.since_s = State.HELD, self._monotonic()
                     self._used_bytes += size
                     for owner in flight.owners:
                         owner.pending.discard(flight.wanted.name)
@@ -304,27 +238,28 @@ class Prefetcher:
                         ending.enter_context(self._end(flight))
             if not fits:
                 flight.num_bytes = 0
-                flight.state = _State.QUEUED
+                flight.state = State.QUEUED
                 self._end(flight)
                 if lease is not None:
                     ending.callback(lease.release)
             self._changed.notify_all()
 
-    def _give_back(self, flight: _Flight, owner: Prefetch | None) -> ExitStack:
+    def _give_back(self, flight: Flight, owner: Prefetch | None) -> ExitStack:
         """Let an owner go, and with the last one the flight. The lock is held."""
         if owner is not None:
             flight.owners.pop(owner, None)
             owner.pending.discard(flight.wanted.name)
-        if flight.owners or flight.state is _State.READING:
+        if flight.owners or flight.state is State.READING:
             return ExitStack()
         return self._end(flight)
 
-    def _end(self, flight: _Flight) -> ExitStack:
+    def _end(self, flight: Flight) -> ExitStack:
         """Take a flight out of the account; what its lease's end needs is returned. The lock is held."""
-        if flight.state is _State.HELD:
-            self._used_bytes -= flight.num_bytes or 0
-        if flight.state is not _State.OVER:
-            flight.state = _State.OVER
+        if flight.state is State.HELD:
+            self._used_bytes -= flight.num_bytes
+            self._work_waits.notify_all()
+        if flight.state is not State.OVER:
+            flight.state = State.OVER
             if self._flights.get(flight.wanted.name) is flight:
                 del self._flights[flight.wanted.name]
             for owner in flight.owners:
@@ -335,9 +270,9 @@ class Prefetcher:
             ending.callback(flight.lease.release)
         return ending
 
-    def _leave(self, flight: _Flight) -> None:
+    def _leave(self, flight: Flight) -> None:
         with self._changed:
             flight.users -= 1
-            is_last = not flight.users and flight.state is _State.OVER
+            is_last = not flight.users and flight.state is State.OVER
         if is_last and flight.lease is not None:
             flight.lease.release()

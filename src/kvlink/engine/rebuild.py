@@ -9,10 +9,11 @@ from typing import final
 
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import StoreError
-from kvlink.engine.loader import RAW, Ids, Loaded, Loader, Search
+from kvlink.engine.loader import Ids, Loaded, Loader, Search
 from kvlink.engine.rates import Rates
 from kvlink.models.cache import Prefix
 from kvlink.models.runner import Runner
+from kvlink.store.codec import RAW
 
 REBUILDING = "rebuilding"
 """How the reason begins of a segment that was encoded because its document has changed."""

@@ -10,8 +10,8 @@ from kvlink.store.recompress import RecompressingStore, RecompressReport
 from kvlink.store.remote import RemoteStore
 from kvlink.store.remote_stats import RemoteStats
 from kvlink.store.sealed import Seal, store_key
-from kvlink.store.tier import TierStats
-from kvlink.store.tiered import TieredStats, TieredStore
+from kvlink.store.tier import TieredStats, TierStats
+from kvlink.store.tiered import TieredStore
 
 __all__ = [
     "CODECS",

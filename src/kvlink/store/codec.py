@@ -16,12 +16,13 @@ from torch import Tensor
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import DamagedObject
 from kvlink.core.fingerprint import FORMAT, Identity, fingerprint
-from kvlink.store.codecs import CODECS, codec_named
+from kvlink.store.codecs import CODECS, RAW, codec_named
 from kvlink.store.codecs.base import geometry_of, private_memory
 from kvlink.store.header import LENGTH_BYTES, MAX_HEADER_BYTES, Geometry, Header, TensorPlan
 
 __all__ = [
     "CODECS",
+    "RAW",
     "BytesLike",
     "StoredObject",
     "check_head",

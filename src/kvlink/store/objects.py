@@ -23,7 +23,8 @@ from kvlink.store.address import without_secrets
 from kvlink.store.base import ObjectStat
 from kvlink.store.codec import CODECS, private_memory
 from kvlink.store.header import canonical_json
-from kvlink.store.remote import LARGEST_BYTES, Fetched, RemoteStore
+from kvlink.store.place import Fetched
+from kvlink.store.remote import LARGEST_BYTES, RemoteStore
 
 try:
     from fsspec.core import url_to_fs

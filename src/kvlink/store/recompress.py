@@ -18,10 +18,7 @@ from typing import final
 
 from kvlink.core.errors import StoreError
 from kvlink.store.base import JSON, BoundedStore, Lease, ObjectStat, Store, StoreStats
-from kvlink.store.codec import BytesLike, codec_named
-
-RAW = "raw"
-"""Where every ladder begins."""
+from kvlink.store.codec import RAW, BytesLike, codec_named
 
 HIGH, LOW = 0.85, 0.75
 """Shares of the budget at which work in the background begins, and at which it ends."""

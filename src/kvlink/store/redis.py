@@ -13,7 +13,8 @@ from typing import Any, cast, final
 from kvlink.core.errors import DamagedObject, StoreError, StoreFull, StoreUnusable
 from kvlink.store.base import ObjectStat
 from kvlink.store.codec import CODECS, private_memory
-from kvlink.store.remote import LARGEST_BYTES, LAYOUT, Fetched, RemoteStore
+from kvlink.store.place import Fetched
+from kvlink.store.remote import LARGEST_BYTES, LAYOUT, RemoteStore
 
 try:
     import redis

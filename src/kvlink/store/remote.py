@@ -1,15 +1,14 @@
 """A store behind a network: each call is bounded in time, and nothing that comes back is trusted before it is verified.
 
-Knows no protocol: what speaks one is a subclass. The budget and the evictions are those of the server.
+Knows no protocol: a subclass speaks one, and answers the calls of a `Place`. The budget and the evictions are those of
+the server.
 """
 
 import json
 import threading
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
 from typing import TypeVar, final
@@ -21,6 +20,7 @@ from kvlink.store.breaker import Breaker
 from kvlink.store.claim import Claim
 from kvlink.store.codec import BytesLike, StoredObject, check_head, open_object
 from kvlink.store.header import canonical_json, signature_of
+from kvlink.store.place import Fetched, Place
 from kvlink.store.remote_stats import RemoteStats
 from kvlink.store.sealed import SEAL, Seal
 
@@ -35,22 +35,7 @@ _POLL_S = 0.05
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fetched:
-    """An object as it came over the network, in private memory.
-
-    Attributes:
-        data: The whole file, not verified.
-        version: Tells it from what is put under the same name later; empty where a place knows no versions.
-        last_use: Seconds since the epoch, or None where a place notes no uses.
-    """
-
-    data: memoryview
-    version: bytes
-    last_use: float | None
-
-
-class RemoteStore(Store):
+class RemoteStore(Store, Place):
     """The `remote` tier. Whoever cannot reach it goes on without: `get` is then a miss, and counted as an error.
 
     `put`, `delete`, `names`, `stat` and settings raise StoreUnusable instead, at once while the breaker is open.
@@ -232,65 +217,6 @@ class RemoteStore(Store):
 
     def __enter__(self) -> "RemoteStore":
         return self
-
-    _failures: tuple[type[Exception], ...]
-    """What the client of this protocol raises."""
-
-    @abstractmethod
-    def _read(self, name: str, codec: str) -> Fetched | None:
-        """Return an object, or None; DamagedObject if it cannot be one."""
-
-    @abstractmethod
-    def _write(self, name: str, codec: str, data: memoryview) -> None:
-        """Write an object; it appears whole or not at all."""
-
-    @abstractmethod
-    def _discard(self, name: str, codec: str, version: bytes) -> None:
-        """Remove an object unless it is another version by now."""
-
-    @abstractmethod
-    def _remove(self, name: str, codec: str) -> bool:
-        """Remove an object and return whether it was there."""
-
-    @abstractmethod
-    def _remove_all(self, name: str) -> int:
-        """Remove a name in every codec, also those that only another version knows; return how many there were."""
-
-    @abstractmethod
-    def _touch(self, name: str, codec: str, version: bytes, now: float) -> None:
-        """Note a use."""
-
-    @abstractmethod
-    def _names(self) -> set[str]:
-        """Return the names of all objects."""
-
-    @abstractmethod
-    def _look(self, name: str) -> dict[str, ObjectStat]:
-        """Return what is there of a name, by codec, without reading it."""
-
-    @abstractmethod
-    def _load_setting(self, key: str) -> str | None:
-        """Return the JSON text of a setting."""
-
-    @abstractmethod
-    def _keep_setting(self, key: str, text: str) -> str:
-        """Keep a JSON text unless there is one, and return the kept one."""
-
-    @abstractmethod
-    def _claim(self, name: str, token: str, ttl_s: float) -> bool:
-        """Take a claim unless somebody has it."""
-
-    @abstractmethod
-    def _is_claimed(self, name: str) -> bool:
-        """Whether somebody has a claim."""
-
-    @abstractmethod
-    def _unclaim(self, name: str, token: str) -> None:
-        """End a claim if it is that of `token`."""
-
-    @abstractmethod
-    def _explain(self, error: Exception) -> StoreError | None:
-        """Return a refusal as an error of the store, or None where the place has not answered."""
 
     def _open(self, name: str, codec: str) -> StoredObject | None:
         """Read, verify and touch an object; one that does not verify is removed."""

@@ -32,6 +32,16 @@ class TierStats:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieredStats(StoreStats):
+    """What happened since the store was opened.
+
+    `hits`, `misses` and `puts` count calls of this store; all else is the sum over its tiers, fastest first.
+    """
+
+    tiers: tuple[TierStats, ...]
+
+
 @final
 class Tier:
     """A store with its place in the stack. Every method may be called from any thread."""

@@ -13,27 +13,17 @@ from functools import partial
 from typing import final
 
 from kvlink.core.errors import StoreUnusable
-from kvlink.store.base import JSON, Lease, ObjectStat, Source, Store, StoreStats, check_names
+from kvlink.store.base import JSON, Lease, ObjectStat, Source, Store, check_names
 from kvlink.store.claim import Claim
 from kvlink.store.codec import CODECS, BytesLike, check_head
 from kvlink.store.remote import RemoteStore
-from kvlink.store.tier import FAILURES, Tier, TierStats
+from kvlink.store.tier import FAILURES, Tier, TieredStats
 from kvlink.store.writer import Writer
 
 WAITING_BYTES = 2**29
 """Memory that objects may hold while they wait to be written to slower tiers."""
 
 _Key = tuple[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TieredStats(StoreStats):
-    """What happened since the store was opened.
-
-    `hits`, `misses` and `puts` count calls of this store; all else is the sum over its tiers, fastest first.
-    """
-
-    tiers: tuple[TierStats, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +138,13 @@ class TieredStore(Store):
                 if codec in found:
                     return tier.store.source, codec, found[codec].num_bytes
         return None
+
+    def in_host(self, name: str, accept: Sequence[str]) -> bool:
+        """Whether memory has an accepted object. Asks no other tier."""
+        check_names(name, accept)
+        hosts = [tier for tier in self._tiers if tier.store.source == "host"]
+        found = [tier.attempt(lambda store: store.stat(name)) or {} for tier in hosts]
+        return any(not stats.keys().isdisjoint(accept) for stats in found)
 
     def flush(self) -> None:
         """Wait until what `put` and promotions left to do in the background is done, or has failed."""

@@ -9,11 +9,14 @@ from kvlink.store.codecs.pruned import Pruned
 from kvlink.store.codecs.quantised import Int4, Int8
 from kvlink.store.codecs.raw import Raw
 
-__all__ = ["CODECS", "Codec", "codec_named"]
+__all__ = ["CODECS", "RAW", "Codec", "codec_named"]
+
+RAW = "raw"
+"""The codec that holds any entry, bit for bit."""
 
 CODECS: Mapping[str, Codec] = MappingProxyType(
     {
-        "raw": Raw(),
+        RAW: Raw(),
         "half": Half(),
         "int8": Int8(),
         "int4": Int4(),
