@@ -162,8 +162,9 @@ def test_traffic_is_drawn(traffic: list[dict[str, Any]], tmp_path: Path) -> None
 
 def test_a_soak_tells_hits_by_quarter_bytes_and_memory() -> None:
     calls: list[None] = []
-    _, (row,) = bench_soak(requests=40, documents=20, tokens=50, each=3, progress=lambda: calls.append(None))
+    about, (row,) = bench_soak(requests=40, documents=20, tokens=50, each=3, progress=lambda: calls.append(None))
     assert len(calls) == runs_of_soak(40)
+    assert "/" not in about["name"]  # the folder of the model is gone by now
     assert len(row["hit_ratio"]["quarters"]) == len(row["memory_bytes"]) == 4
     assert 0 < row["hit_ratio"]["quarters"][0] < 1
     assert row["bounded"] is True

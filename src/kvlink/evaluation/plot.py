@@ -79,7 +79,6 @@ def plot_prefetch(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             label = "loaded ahead" if row["prefetch"] else "loaded when it is its turn"
             one.bar(places, heights, 0.36, color=PALETTE[1 - number], label=label)
             one.plot([places[-1]] * 2, [low, high], color="#111827", linewidth=1.2)
-        one.set_yscale("log")
         one.set_xticks(range(len(labels)), labels.values())
         one.set_xlabel("percentile")
         one.set_title(f"{rate / 1e6:g} MB/s, {latency * 1000:g} ms each way", fontsize=10)

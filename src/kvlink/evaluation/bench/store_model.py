@@ -32,6 +32,9 @@ CONFIG: dict[str, Any] = {
 }
 """16 KiB of keys and values per token in float32: a third of SmolLM2-135M, at a thousandth of its weights."""
 
+NAME = "tiny Llama, made from a seed"
+"""How results call it: its folder is gone when they are written."""
+
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

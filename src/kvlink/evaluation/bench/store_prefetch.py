@@ -23,7 +23,7 @@ from kvlink.engine.engine import Engine
 from kvlink.engine.loader import Loader
 from kvlink.engine.prefetch import Prefetch
 from kvlink.engine.rates import Rates
-from kvlink.evaluation.bench.store_model import write_tiny_model
+from kvlink.evaluation.bench.store_model import NAME, write_tiny_model
 from kvlink.evaluation.bench.store_network import Network, behind, redis_server
 from kvlink.evaluation.bench.texts import document_of
 from kvlink.store.memory import MemoryStore
@@ -125,7 +125,7 @@ def bench_prefetch(
                     "capacity_per_s": capacity,
                 }
                 rows += _rows(about, plain, ahead, seed=traffic.seed)
-    return base.model_info, rows
+    return base.model_info | {"name": NAME}, rows
 
 
 def runs_of(traffic: Traffic, networks: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from kvlink.engine.engine import Engine
 from kvlink.engine.loader import Loader
 from kvlink.engine.rates import Rates
-from kvlink.evaluation.bench.store_model import write_tiny_model
+from kvlink.evaluation.bench.store_model import NAME, write_tiny_model
 from kvlink.evaluation.bench.texts import document_of
 from kvlink.store.disk import DiskStore
 from kvlink.store.memory import MemoryStore
@@ -99,7 +99,7 @@ def bench_soak(
             "memory_bytes": held,
             "memory_growth": held[-1] / held[0] - 1,
         }
-    return base.model_info, [row]
+    return base.model_info | {"name": NAME}, [row]
 
 
 def runs_of(requests: int) -> int:
