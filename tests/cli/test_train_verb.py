@@ -347,7 +347,8 @@ def test_what_is_asked_for_wrongly_is_told_before_the_model_is_loaded(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=told):
         train(tmp_path, "nowhere/at/all", mode, *more)
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    fonts = {"cache"}  # matplotlib makes it where it has not been imported before
+    assert {path.name for path in tmp_path.iterdir()} - fonts == {"rows.jsonl"}
 
 
 @pytest.mark.parametrize(("mode", "out"), [("links", "rows.jsonl/a"), ("links", "."), ("full", "rows.jsonl")])
