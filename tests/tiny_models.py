@@ -65,6 +65,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "starcoder2": ("starcoder2", {"sliding_window": 16}),
 }
+UNEXAMINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "sliding_window": 16,
+            "layer_types": SLIDING,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": YARN,
+        },
+    ),
+}
+"""Families of which one trait alone is tried, not all that is tried on `FAMILIES`."""
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_positions": 512, "n_embd": 64, "n_layer": 2, "n_head": 4}),
     "opt": ("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64, "max_position_embeddings": 512, "init_std": 0.3}),
@@ -81,7 +95,7 @@ Spoil = Callable[[SlotCache, Layout, list[CacheEntry]], None]
 
 @functools.cache
 def _config(name: str) -> Any:
-    kind, options = {**FAMILIES, **REFUSED}[name]
+    kind, options = {**FAMILIES, **UNEXAMINED, **REFUSED}[name]
     merged = {key: value for key, value in {**BASE, **options}.items() if value is not None or key == "sliding_window"}
     return AutoConfig.for_model(kind, **merged)
 

@@ -20,7 +20,7 @@ from kvlink.core.layout import Kind, Layout, Prompt, reference_mask
 from kvlink.models.adapter import Adapter
 from kvlink.models.attention import grouped
 from kvlink.models.cache import Prefix, SlotCache
-from kvlink.models.links import LinkTokens
+from kvlink.models.links import LinkTokens, embed
 from kvlink.models.rotary import CHUNK_BYTES
 from kvlink.models.runner import Runner
 
@@ -148,13 +148,7 @@ class Assembler:
 
     def embed(self, ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows hidden"]:
         """Return input embeddings; ids below zero stand for link tokens of level `-1 - id`, in their order."""
-        ids = ids.to(self.runner.device)
-        embeds = self.runner.embedding(ids.clamp(min=0))
-        if self.links is None or not bool((ids < 0).any()):
-            return embeds
-        slots = torch.nonzero(ids < 0)[:, 0]
-        number = torch.arange(len(slots), device=ids.device) % self.num_links
-        return embeds.index_put((slots,), self.links.embeddings.to(embeds)[-1 - ids[slots], number])
+        return embed(self.runner.embedding, self.links, ids.to(self.runner.device))
 
     def hand_over(self, cache: SlotCache) -> DynamicCache:
         """Return the rows of a buffer as the cache that stock `generate()` continues from.

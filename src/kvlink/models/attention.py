@@ -10,10 +10,10 @@ each layer takes its part; a layer that the keyword does not reach fails instead
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
@@ -25,6 +25,32 @@ NAME = "kvlink_sdpa"
 
 PRUNED = "kvlink_pruned"
 """The same, where tokens were pruned."""
+
+SHARED = "kvlink_shared"
+"""Documents where they lie; see `kvlink.models.shared`."""
+
+
+@runtime_checkable
+class Attends(Protocol):
+    """How the rows of one forward attend, in all layers.
+
+    Attributes:
+        served: Layers that have attended.
+    """
+
+    served: set[int]
+
+    def attend(
+        self,
+        query: Float[Tensor, "1 heads rows head_dim"],
+        layer: int,
+        *,
+        scale: float,
+        softcap: float | None,
+        sinks: Float[Tensor, " heads"] | None,
+    ) -> Float[Tensor, "1 rows heads value_dim"]:
+        """Return what rotated queries of one layer find."""
+        ...
 
 
 def grouped_attention(
@@ -99,10 +125,46 @@ def pruned_attention(
     return grouped_attention(module, query, key, value, mask, **options)
 
 
+def shared_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    attending: Attends,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend what the forward was told; keys and values of the new rows were written before, there is no mask."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = cast("int", module.layer_idx)
+    return attending.attend(query, layer, scale=scale, softcap=softcap, sinks=s_aux), None
+
+
+def no_mask(*_: Any, **__: Any) -> None:
+    """Make no mask: who attends what is known without one."""
+
+
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 AttentionInterface.register(PRUNED, pruned_attention)
 AttentionMaskInterface.register(PRUNED, sdpa_mask)
+AttentionInterface.register(SHARED, shared_attention)
+AttentionMaskInterface.register(SHARED, no_mask)
+
+
+@contextmanager
+def _implementation(config: Any, name: str) -> Generator[None]:
+    """Let a model attend in another way while the block lasts."""
+    before = config._attn_implementation  # noqa: SLF001 (there is no public name)
+    config._attn_implementation_internal = name  # noqa: SLF001
+    try:
+        yield
+    finally:
+        config._attn_implementation_internal = before  # noqa: SLF001
 
 
 @contextmanager
@@ -114,11 +176,8 @@ def grouped(config: Any, device: torch.device) -> Generator[None]:
     if config._attn_implementation != "sdpa" or device.type != "cpu":  # noqa: SLF001 (there is no public name)
         yield
         return
-    config._attn_implementation_internal = NAME  # noqa: SLF001
-    try:
+    with _implementation(config, NAME):
         yield
-    finally:
-        config._attn_implementation_internal = "sdpa"  # noqa: SLF001
 
 
 @contextmanager
@@ -138,13 +197,26 @@ def pruned(config: Any, columns: Bool[Tensor, "layers kv_heads columns"] | None)
     if before not in ("sdpa", NAME):
         raise ModelRefused(f"pruned documents need sdpa attention, but this model was loaded with {before}; take raw")
     present = Present(columns)
-    config._attn_implementation_internal = PRUNED  # noqa: SLF001
-    try:
+    with _implementation(config, PRUNED):
         yield {"present": present}
-    finally:
-        config._attn_implementation_internal = before  # noqa: SLF001
     if len(present.served) != len(columns):
         raise ModelRefused(
             f"{len(present.served)} of {len(columns)} layers attended under masks of their own: the others have an "
             "attention that cannot be replaced; take raw"
+        )
+
+
+@contextmanager
+def shared(config: Any, attending: Attends, *, layers: int) -> Generator[dict[str, Attends]]:
+    """Let a model attend as it is told while the block lasts; gives the keywords that its forward must be passed.
+
+    Raises:
+        ModelRefused: Its layers do not take the keyword.
+    """
+    with _implementation(config, SHARED):
+        yield {"attending": attending}
+    if len(attending.served) != layers:
+        raise ModelRefused(
+            f"{len(attending.served)} of {layers} layers attended documents where they lie: the others have an "
+            'attention that cannot be replaced; load the engine with attention="assembled"'
         )

@@ -6,7 +6,7 @@ Knows how to hold and to initialise them; training and the bundle's file have th
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -37,3 +37,13 @@ class LinkTokens:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(levels, num_links, table.shape[1], generator=generator)
         return cls(drawn.to(table) * table[:4096].float().square().mean().sqrt().to(table))
+
+
+def embed(embedding: nn.Embedding, links: LinkTokens | None, ids: Int[Tensor, " rows"]) -> Float[Tensor, "rows hidden"]:
+    """Return input embeddings; ids below zero stand for link tokens of level `-1 - id`, in their order."""
+    embeds = embedding(ids.clamp(min=0))
+    if links is None or not bool((ids < 0).any()):
+        return embeds
+    slots = torch.nonzero(ids < 0)[:, 0]
+    number = torch.arange(len(slots), device=ids.device) % links.num_links
+    return embeds.index_put((slots,), links.embeddings.to(embeds)[-1 - ids[slots], number])

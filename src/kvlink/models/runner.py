@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import ModelError, ModelRefused
 from kvlink.models.adapter import Adapter
-from kvlink.models.attention import pruned
+from kvlink.models.attention import pruned, shared
 from kvlink.models.cache import EncodeCache, Prefix, SlotCache, cache_argument
 from kvlink.models.rotary import Rotary, rotary_modules, watching
 
@@ -45,20 +45,21 @@ class Window:
 
 
 def windows_of(config: Any) -> tuple[Window, ...]:
-    """Return the distinct mask types of a model's layers, from its text configuration.
+    """Return the mask type of each of a model's layers, from its text configuration.
 
     Raises:
         ModelRefused: A layer type is neither full nor sliding attention.
     """
     size = getattr(config, "sliding_window", None)
-    types = getattr(config, "layer_types", None) or (["sliding_attention"] if size else ["full_attention"])
+    layers = config.num_hidden_layers
+    types = getattr(config, "layer_types", None) or ["sliding_attention" if size else "full_attention"] * layers
     unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention")]
     if unknown:
         raise ModelRefused(
             f"{len(unknown)} of {len(types)} layers are of type {', '.join(sorted(set(unknown)))}, which cannot take "
             "stored documents; only full and sliding-window attention keep keys and values per token"
         )
-    return tuple(Window(name, size if name == "sliding_attention" else None) for name in dict.fromkeys(types))
+    return tuple(Window(name, size if name == "sliding_attention" else None) for name in types)
 
 
 class Runner:
@@ -67,7 +68,8 @@ class Runner:
     Attributes:
         geometry: Shapes of its keys and values.
         rotary: How it rotates.
-        windows: Its mask types.
+        windows: Its distinct mask types.
+        layer_windows: The size of each layer's window, or None.
         cache_argument: Name under which the model takes a cache.
     """
 
@@ -82,7 +84,9 @@ class Runner:
         self.embedding: nn.Embedding = self.model.get_input_embeddings()
         self.dtype: torch.dtype = self.embedding.weight.dtype
         self.device: torch.device = self.embedding.weight.device
-        self.windows = windows_of(self.config)
+        each = windows_of(self.config)
+        self.windows = tuple(dict.fromkeys(each))
+        self.layer_windows = tuple(window.size for window in each)
         self.cache_argument = cache_argument(self.model.forward)
         cache = self._watch_forward()
         self.geometry = Geometry(*_shape_of(cache, self.config.num_hidden_layers))
@@ -130,8 +134,13 @@ class Runner:
         """
         inputs[self.cache_argument] = cache
         acting = nullcontext() if adapter is None else adapter.acting(self.model, factor)
-        with acting, pruned(self.config, getattr(cache, "present", None)) as masks:
-            return self.model(**inputs, **masks, use_cache=cache is not None, logits_to_keep=logits_to_keep).logits
+        attending = getattr(cache, "attending", None)
+        if attending is None:
+            replaced = pruned(self.config, getattr(cache, "present", None))
+        else:
+            replaced = shared(self.config, attending, layers=self.geometry.layers)
+        with acting, replaced as keywords:
+            return self.model(**inputs, **keywords, use_cache=cache is not None, logits_to_keep=logits_to_keep).logits
 
     def embed(self, ids: Sequence[int]) -> Float[Tensor, "tokens hidden"]:
         """Return the input embeddings of ids."""
