@@ -1,5 +1,6 @@
 """The probe accepts what is exact, refuses what is not with a figure, and notices faults that are planted in it."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -15,6 +16,7 @@ from kvlink.models import rotary as rotary_module
 from kvlink.models.probe import FAULT_SHARE, examine, probe, require
 from kvlink.models.rotary import Rotary
 from kvlink.models.runner import Runner, Window
+from kvlink.models.turning import Turns
 from tiny_models import BASE, FAMILIES, REFUSED, tiny_model, tiny_runner
 
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -65,7 +67,9 @@ def test_a_report_is_plain_values(family: str) -> None:
     fields = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert fields["supported"] is True
     assert fields["context"] == 256
-    assert fields["attention"] == "assembled"
+    assert fields["attention"] == "shared"
+    assert fields["shared_error"] < 1e-5
+    assert fields["shared_fault"] > 0.1
     assert [layer["stop"] for layer in fields["rope"]["layers"]][-1] == 2
     assert len(fields["rope"]["layers"]) == (2 if family in ("gemma3", "smollm3") else 1)
 
@@ -266,3 +270,23 @@ def test_the_probe_leaves_the_model_as_it_was() -> None:
     examine(model)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert torch.equal(tensor, before[name])
+
+
+def test_a_model_whose_attention_cannot_be_replaced_is_served_assembled() -> None:
+    """Its layers read a configuration of their own, so they go on attending as they always did."""
+    model = tiny_model("llama")
+    for layer in model.model.layers:
+        layer.self_attn.config = copy.deepcopy(model.config)
+    report = probe(Runner(model))
+    assert report.supported
+    assert report.attention == "assembled"
+    assert report.shared_error is None
+    assert "cannot be replaced" in report.reason
+
+
+def test_a_model_on_which_turned_queries_miss_is_served_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "turn", lambda self, query, layer: query)
+    report = probe(Runner(tiny_model("llama")))
+    assert report.supported
+    assert report.attention == "assembled"
+    assert "miss by" in report.reason

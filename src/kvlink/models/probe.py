@@ -5,7 +5,8 @@ Three questions, each with a planted fault in the same run, so that a figure say
 1. Do keys and values of a segment stay the same when it is encoded elsewhere? (offset 0 against a small odd
    offset and the last positions of the context, beyond every switch of the rotary tables)
 2. Does the forward under our own mask equal the model's own, beyond its sliding window?
-3. Does one assembled prompt, behind a sink prefix, equal one reference forward?
+3. Does one assembled prompt, behind a sink prefix, equal one reference forward? Does one that attends documents where
+   they lie? A model that only fails the latter is served assembled.
 
 A model that fails is refused with the reason. One that only fails far out keeps the context below the switch.
 """
@@ -25,8 +26,10 @@ from kvlink.models.cache import EncodeCache
 from kvlink.models.checkpoint import context_length
 from kvlink.models.links import LinkTokens
 from kvlink.models.reference import reference_logits
+from kvlink.models.resident import Resident
 from kvlink.models.rotary import watching
 from kvlink.models.runner import Runner
+from kvlink.models.shared import OwnRows, Run, forward
 
 SEGMENT = 24
 """Tokens of the segment that is encoded at several offsets."""
@@ -54,11 +57,13 @@ class ProbeReport:
     Attributes:
         supported: Whether documents can be reused.
         reason: Why not; or what was restricted; empty if there is nothing to say.
-        attention: How documents are attended.
+        attention: How documents are attended: `shared` where they lie, or `assembled` for each prompt.
         context: Largest number of positions that is accepted.
         key_error, key_fault: Keys rotated by us against cached ones; the same without rotation.
         value_error: Values encoded at the farthest accepted offset against those at 0.
         logit_error, logit_fault: Assembled against reference logits; the same without rotation.
+        shared_error, shared_fault: Logits from documents where they lie against the reference; the same with keys
+            that are not rotated. None where the attention cannot be replaced.
         mask_error: Reference forward of a plain prompt against the model's own forward.
         far_error: Errors by offset, accepted or not.
         window_crossed: Whether a text longer than the sliding window was tried; None without a window.
@@ -74,6 +79,8 @@ class ProbeReport:
     value_error: float | None = None
     logit_error: float | None = None
     logit_fault: float | None = None
+    shared_error: float | None = None
+    shared_fault: float | None = None
     mask_error: float | None = None
     far_error: tuple[tuple[int, float, float], ...] = ()
     window_crossed: bool | None = None
@@ -149,7 +156,7 @@ def probe(runner: Runner, *, context: int | None = None, longest: int = 4608) ->
         )
     if not _passes(logits["logit_error"], logits["logit_fault"], limit, HALF_FAULT_SHARE if half else FAULT_SHARE):
         return _refused(report, f"an assembled prompt misses the reference forward by {logits['logit_error']:.2g}")
-    return report
+    return _with_attention(report, limit, HALF_FAULT_SHARE if half else FAULT_SHARE)
 
 
 def examine(model: nn.Module, *, context: int | None = None) -> ProbeReport:
@@ -178,6 +185,18 @@ def require(runner: Runner, *, context: int | None = None, longest: int = 1024) 
 
 def _passes(error: float, fault: float, limit: float, share: float = FAULT_SHARE) -> bool:
     return error <= limit and error <= share * fault
+
+
+def _with_attention(report: ProbeReport, limit: float, share: float) -> ProbeReport:
+    """Say how documents are attended: where they lie, if that is as exact as a copy."""
+    error, fault = report.shared_error, report.shared_fault
+    if error is None or fault is None:
+        more = "its attention cannot be replaced, so documents are copied into each prompt"
+    elif _passes(error, fault, limit, share):
+        return replace(report, attention="shared")
+    else:
+        more = f"attended where they lie, documents miss by {error:.2g}, so they are copied into each prompt"
+    return replace(report, reason=f"{report.reason}; {more}" if report.reason else more)
 
 
 def _refused(report: ProbeReport, reason: str) -> ProbeReport:
@@ -252,8 +271,26 @@ def _logits(runner: Runner, *, longest: int) -> dict[str, Any]:
         return assembler.prefill(cache, prompt, layout, logits_to_keep=0)
 
     rotates = any(run.function for run in runner.rotary.runs)
+    ids, rows = prompt.ids(layout), layout.request_rows()
+
+    def shared(spoil: bool) -> Float[Tensor, "rows vocab"]:
+        lying = [Resident.of(entry, runner) for entry in entries]
+        if spoil:
+            lying = [replace(each, keys=entry.keys) for each, entry in zip(lying, entries, strict=True)]
+        spans = layout.of(Kind.SEGMENT)
+        documents = [(document, span.start) for document, span in zip(lying, spans, strict=True)]
+        run = Run(OwnRows(runner, len(rows)), rows, documents)
+        return forward(runner, [run], assembler.embed(ids[rows]), keep=torch.arange(len(prompt.system), len(rows)))
+
+    try:
+        shared_error: float | None = _relative(shared(spoil=False), wanted)
+        shared_fault: float | None = _relative(shared(spoil=True), wanted) if rotates else 1.0
+    except ModelRefused:
+        shared_error = shared_fault = None
     return {
         "mask_error": mask_error,
+        "shared_error": shared_error,
+        "shared_fault": shared_fault,
         "logit_error": _relative(assembled(spoil=False), wanted),
         "logit_fault": _relative(assembled(spoil=True), wanted) if rotates else 1.0,
         "window_crossed": crossed if window else None,

@@ -121,7 +121,7 @@ class Attending:
     @classmethod
     def of(cls, runs: Sequence[Run], runner: Runner, *, backend: Backend | None = None) -> "Attending":
         """Lay out who attends what in a forward whose rows are those of the runs, in their order."""
-        parts = _Parts(tuple(window.size for window in runner.windows))
+        parts = _Parts(tuple(dict.fromkeys(runner.layer_windows)))
         readers: dict[int, list[_Reading]] = {}
         first = 0
         for run in runs:
