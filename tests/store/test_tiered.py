@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from servers import RedisServer
-from specimens import Clock, Specimen, put, specimen
+from specimens import IDENTITY, Clock, Specimen, put, specimen
 
 from kvlink.core.errors import DamagedObject, StoreError, StoreFull, StoreUnusable
 from kvlink.store import DiskStore, Lease, MemoryStore, Store
-from kvlink.store.codec import BytesLike
+from kvlink.store.codec import BytesLike, encode
 from kvlink.store.redis import RedisStore
 from kvlink.store.tiered import TieredStore
 
@@ -492,6 +492,34 @@ def test_a_claim_lasts_until_the_remote_has_the_object(tiers: TieredStore, remot
     slow.opened.set()
     tiers.flush()
     assert remote.claim(FIRST.name, ttl_s=60.0) is not None
+
+
+def test_memory_lets_go_of_what_a_slower_tier_has_and_of_nothing_else(
+    tiers: TieredStore, host: MemoryStore, disk: DiskStore, remote: RedisStore
+) -> None:
+    for one in (FIRST, SECOND):
+        put(host, one)
+    assert tiers.free_host(FIRST.name) == tiers.free_host(SECOND.name) == 0
+    put(disk, FIRST)
+    put(remote, SECOND)
+    fail(disk, "stat")
+    assert tiers.free_host(FIRST.name) == 0  # it cannot be asked
+    assert tiers.free_host(SECOND.name) == 1
+    del disk.stat
+    assert tiers.free_host(FIRST.name) == 1
+    assert host.names() == set()
+    assert holders(FIRST, disk, remote) == ["disk"]
+    assert got(tiers, FIRST) == "disk"
+    assert TieredStore(host).free_host(FIRST.name) == 0
+    assert holders(FIRST, host) == ["host"]
+
+
+def test_memory_keeps_an_object_that_a_slower_tier_has_in_another_codec_alone(
+    tiers: TieredStore, host: MemoryStore, disk: DiskStore
+) -> None:
+    put(host, FIRST)
+    disk.put(FIRST.name, "int8", encode(FIRST.entry, IDENTITY, codec="int8"))
+    assert tiers.free_host(FIRST.name) == 0
 
 
 def test_an_object_is_located_in_the_fastest_tier_that_has_it(tiers: TieredStore, remote: RedisStore) -> None:

@@ -4,6 +4,8 @@
     |- InputError              the request cannot be carried out as asked
     |  |- EmptyQuestion
     |  |- ContextOverflow
+    |  |- DeviceOverflow       the documents take more than the whole budget of the device
+    |- DeviceBusy              the device's budget is held by other requests: ask again when one has ended
     |- ModelError              the model, or something beside its weights, cannot be used
     |  |- ModelRefused         it could be loaded, but reuse would not be exact
     |  |- TextUnavailable      no tokenizer: only token ids can be handled
@@ -49,6 +51,14 @@ class ContextOverflow(InputError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(type(self), over=self.over, limit=self.limit), self.args
+
+
+class DeviceOverflow(InputError):
+    """The documents of one request take more than the whole budget of the device."""
+
+
+class DeviceBusy(KVLinkError):
+    """Other requests hold so much of the device's budget that this one has to wait."""
 
 
 class ModelError(KVLinkError):

@@ -122,6 +122,16 @@ class Loader:
         """Return the fingerprint of a segment."""
         return fingerprint(self.identity, ids)
 
+    @property
+    def runner(self) -> Runner:
+        """The model."""
+        return self._runner
+
+    @property
+    def accept(self) -> tuple[str, ...]:
+        """Codecs that are taken, best first."""
+        return self._accept
+
     def has(self, ids: Ids) -> bool:
         """Whether the store holds an accepted object of this segment (not yet verified)."""
         return any(kept in self._accept for kept in self.store.stat(self.name(ids)))
@@ -137,6 +147,18 @@ class Loader:
             for ids in dict.fromkeys(segments)
         ]
         return self.ahead.prefetch(wanted, priority=priority)
+
+    def locate(self, name: str) -> tuple[StoreSource, str, int] | None:
+        """Return from where an object would come, its codec and bytes; None where there is none.
+
+        Raises:
+            StoreUnusable: The store cannot be asked.
+        """
+        if isinstance(self.store, TieredStore):
+            return self.store.locate(name, self._accept)
+        stats = self.store.stat(name)
+        codec = next((codec for codec in self._accept if codec in stats), None)
+        return None if codec is None else (self.store.source, codec, stats[codec].num_bytes)
 
     def close(self) -> None:
         """Let go of what was loaded ahead. The store stays open."""
@@ -238,22 +260,14 @@ class Loader:
         if not self.rates.may_refuse(size, len(ids)):
             return False
         try:
-            located = self._locate(self.name(ids))
+            located = self.locate(self.name(ids))
         except StoreError:
             return False
-        reason = self.rates.refusal(located[0], located[1], len(ids)) if located else ""
+        reason = self.rates.refusal(located[0], located[2], len(ids)) if located else ""
         if located and reason:
             search.refused[ids] = located[0]
             search.reasons[ids] = reason
         return bool(reason)
-
-    def _locate(self, name: str) -> tuple[StoreSource, int] | None:
-        """Return from where an object would come, and its bytes."""
-        if isinstance(self.store, TieredStore):
-            located = self.store.locate(name, self._accept)
-            return (located[0], located[2]) if located else None
-        stats = self.store.stat(name)
-        return next(((self.store.source, stats[codec].num_bytes) for codec in self._accept if codec in stats), None)
 
     def _make(self, mine: list[Ids], found: dict[Ids, Loaded], search: Search, leases: ExitStack) -> None:
         """Encode segments, except those that another machine has claimed and finishes in time."""

@@ -146,6 +146,17 @@ class TieredStore(Store):
         found = [tier.attempt(lambda store: store.stat(name)) or {} for tier in hosts]
         return any(not stats.keys().isdisjoint(accept) for stats in found)
 
+    def free_host(self, name: str) -> int:
+        """Drop from memory what a slower tier has, too; return how many objects. What no other tier has stays."""
+        check_names(name)
+        slower = [tier for tier in self._tiers if tier.store.source != "host"]
+        freed = 0
+        for host in (tier for tier in self._tiers if tier.store.source == "host"):
+            for codec in host.attempt(lambda store: store.stat(name)) or ():
+                if any(codec in (tier.attempt(lambda store: store.stat(name)) or ()) for tier in slower):
+                    freed += host.attempt(lambda store, codec=codec: store.delete(name, codec)) or 0
+        return freed
+
     def flush(self) -> None:
         """Wait until what `put` and promotions left to do in the background is done, or has failed."""
         self._writer.flush()

@@ -1,0 +1,230 @@
+"""The device tier: each segment decoded and rotated once, then read by every request that holds it.
+
+    hold -> what is resident is leased, what is absent is loaded or encoded -> release
+
+Within a hard budget, least recently used first. Knows no tensors: how a resident is made is the model's affair, where
+its numbers come from the loader's.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, final
+
+import torch
+
+from kvlink.core.errors import DeviceBusy, StoreError
+from kvlink.engine.leases import Leased, Leases, ResidencyStats
+from kvlink.engine.loaded import Ids, Loaded, LoadTimes
+from kvlink.engine.loader import Loader
+from kvlink.engine.usage import Source
+from kvlink.models.resident import Resident
+from kvlink.store.codec import RAW, codec_named
+from kvlink.store.header import Geometry
+from kvlink.store.tiered import TieredStore
+
+PORTION_TOKENS = 8192
+"""Entries of so many tokens are loaded at once: what they take besides the residents made of them is in no budget."""
+
+
+def device_bytes(device: torch.device) -> int:
+    """Return the budget of residents where nobody says: 40 % of a GPU's memory, on a CPU a quarter of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory * 2 // 5
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """One segment's resident and where it came from.
+
+    Attributes:
+        source: `device` if it was resident already.
+        codec: Codec of the stored object that was read, or None where it was encoded now.
+        reason: Why it was encoded, or who else made it.
+    """
+
+    resident: Resident
+    name: str
+    source: Source
+    codec: str | None = None
+    reason: str = ""
+
+
+@final
+class Hold:
+    """Residents under lease until `release`: a context manager that gives them in the order of the request.
+
+    Attributes:
+        held: One per segment that was asked for; empty after the release.
+    """
+
+    def __init__(self, held: list[Held], ending: ExitStack) -> None:
+        self.held = held
+        self._ending = ending
+
+    def release(self) -> None:
+        """End the leases. A second time does nothing."""
+        self.held = []
+        self._ending.close()
+
+    def __enter__(self) -> list[Held]:
+        return self.held
+
+    def __exit__(self, *_: Any) -> None:
+        self.release()
+
+
+@final
+class Residency:
+    """Residents of one model. Every method may be called from any thread.
+
+    One resident per fingerprint: what is resident is not looked for in a better codec.
+    """
+
+    def __init__(self, loader: Loader, *, budget_bytes: int, uses: Callable[[str], bool] = lambda _: True) -> None:
+        """Hold nothing yet.
+
+        Args:
+            loader: Gets what is not resident.
+            budget_bytes: What all residents together may take; see `device_bytes`.
+            uses: Whether a name is used; what is not does not stay behind its leases.
+        """
+        self.loader = loader
+        self._uses = uses
+        self._leases: Leases[Held] = Leases(budget_bytes=budget_bytes)
+        self._takes_pruned = any(codec_named(codec).prunes for codec in loader.accept)
+
+    def over(self, loader: Loader, *, uses: Callable[[str], bool] = lambda _: True) -> "Residency":
+        """Return one for another loader of the same model (another scope), within the same budget.
+
+        Raises:
+            ValueError: The loader is of another model.
+        """
+        if loader.runner is not self.loader.runner:
+            raise ValueError("residents of two models share no budget: make a residency for each")
+        made = Residency(loader, budget_bytes=self._leases.budget_bytes, uses=uses)
+        made._leases = self._leases
+        return made
+
+    def hold(self, segments: Sequence[Ids], times: LoadTimes | None = None) -> Hold:
+        """Lease the residents of these segments; load or encode, and keep, those that are absent.
+
+        A segment that occurs twice is held once. Of several threads that need one absent segment, one makes it. Room is
+        made before anything is read.
+
+        Args:
+            segments: Their ids, in the request's order.
+            times: Is told how long loads and encodes took.
+
+        Raises:
+            DeviceOverflow: They take more than the whole budget.
+            DeviceBusy: They take more than what running requests leave.
+        """
+        names = [self.loader.name(ids) for ids in segments]
+        with ExitStack() as ending:
+            found = self._found(dict(zip(names, segments, strict=True)), ending, times)
+            return Hold([found[name] for name in names], ending.pop_all())
+
+    def try_hold(self, segments: Sequence[Ids], times: LoadTimes | None = None) -> Hold | None:
+        """Hold like `hold`, or return None where running requests leave too little room."""
+        try:
+            return self.hold(segments, times)
+        except DeviceBusy:
+            return None
+
+    def drop(self, *names: str) -> bool:
+        """Let no new request find these residents, and free them behind the last of their leases.
+
+        Returns:
+            Whether nothing of them is left. If not, running requests read them: calling it again asks again.
+        """
+        return self._leases.drop(*names)
+
+    def stats(self) -> ResidencyStats:
+        """Return counters and fill."""
+        return self._leases.stats()
+
+    def _found(self, wanted: dict[str, Ids], ending: ExitStack, times: LoadTimes | None) -> dict[str, Held]:
+        """Lease what is wanted until all of it is there: who waited in vain for another request makes it itself."""
+        found: dict[str, Held] = {}
+        beside: list[Leased[Held]] = []
+        while missing := {name: ids for name, ids in wanted.items() if name not in found}:
+            entered = self._leases.enter({name: self._size(name, ids) for name, ids in missing.items()}, beside=beside)
+            for leased in (*entered.there.values(), *entered.others.values(), *entered.new.values()):
+                ending.callback(self._leases.leave, leased)
+                beside.append(leased)
+            for name, leased in entered.there.items():
+                held = leased.made.result()
+                found[name] = replace(held, source="device", codec=held.codec or RAW, reason="")
+            self._make(entered.new, missing, times)
+            found |= {name: leased.made.result() for name, leased in entered.new.items()}
+            for name, leased in entered.others.items():  # only now: it holds up nothing of one's own
+                with suppress(CancelledError):
+                    held = leased.made.result()
+                    how = "encoded" if held.source == "encoded" else "loaded"
+                    found[name] = replace(held, reason=f"{how} by another request")
+        return found
+
+    def _make(self, new: dict[str, Leased[Held]], ids: dict[str, Ids], times: LoadTimes | None) -> None:
+        """Make what is new; give up what of it could not be made."""
+        try:
+            for portion in _portions(ids[name] for name in new):
+                self._load(portion, new, times)
+        finally:
+            for leased in new.values():
+                self._leases.give_up(leased)
+
+    def _load(self, segments: list[Ids], new: dict[str, Leased[Held]], times: LoadTimes | None) -> None:
+        with self.loader.load(segments, times) as loaded:
+            for one in loaded:
+                leased = new[one.name]
+                self._leases.resize(leased, one.entry.keys.nbytes + one.entry.values.nbytes)
+                leased.made.set_result(self._made(one))
+                if not self._uses(one.name):
+                    self._leases.drop(one.name)
+        self._free_host(one.name for one in loaded)
+
+    def _made(self, loaded: Loaded) -> Held:
+        """Return what an entry becomes. Values that lie in an object are copied: they would keep its keys in memory."""
+        is_view = loaded.entry.values.device.type == "cpu" and lies_in_object(loaded.codec)
+        resident = Resident.of(loaded.entry, self.loader.runner, copy_values=is_view)
+        return Held(resident, loaded.name, loaded.source, loaded.codec, loaded.reason)
+
+    def _free_host(self, names: Iterable[str]) -> None:
+        """Where host and device share one memory, keep no object there that a slower tier has."""
+        if isinstance(self.loader.store, TieredStore) and self.loader.runner.device.type == "cpu":
+            for name in names:
+                self.loader.store.free_host(name)
+
+    def _size(self, name: str, ids: Ids) -> int:
+        """Return what a segment's resident takes, by the object that would be read; as a whole one if it is there."""
+        shape, dtype = self.loader.runner.geometry, self.loader.runner.dtype
+        codec = None
+        if self._takes_pruned and name not in self._leases:
+            with suppress(StoreError):
+                located = self.loader.locate(name)
+                codec = located[1] if located else None
+        if codec is None or not codec_named(codec).prunes:
+            return len(ids) * shape.bytes_per_token(dtype)
+        plans = codec_named(codec).plan(Geometry(**asdict(shape), tokens=len(ids)), dtype)
+        return plans["keys"].num_bytes + plans["values"].num_bytes
+
+
+def lies_in_object(codec: str | None) -> bool:
+    """Whether an entry that was read in this codec consists of views of its object's memory."""
+    return codec is not None and (codec == RAW or codec_named(codec).prunes)
+
+
+def _portions(segments: Iterable[Ids]) -> Iterator[list[Ids]]:
+    """Yield segments in their order, so many tokens at a time, or one that is longer."""
+    portion: list[Ids] = []
+    for ids in segments:
+        if portion and sum(map(len, portion)) + len(ids) > PORTION_TOKENS:
+            yield portion
+            portion = []
+        portion.append(ids)
+    if portion:
+        yield portion
