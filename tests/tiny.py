@@ -26,15 +26,17 @@ DATED = (
 
 NO_SYSTEM = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim"
-    " + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{'<|im_start|>model\n'}}{% endif %}"
+    "{% endif %}{% for message in messages %}{% set role = 'model' if message['role'] == 'assistant' else 'user' %}"
+    "{{ '<|im_start|>' + role + '\n' + message['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{'<|im_start|>model\n'}}{% endif %}"
 )
 """Gemma's (1 and 2): a system turn is an error."""
 
 INST = (
     "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}"
     "{% set messages = messages[1:] %}{% else %}{% set system = '' %}{% endif %}{% for message in messages %}"
-    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + system + message['content'] + ' [/INST]' }}"
+    "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + (system if loop.first else '')"
+    " + message['content'] + ' [/INST]' }}"
     "{% else %}{{ ' ' + message['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 """Llama 2's: plain text for turns, the system prompt folded into the user's."""

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvlink.core.entry import CacheEntry
-from kvlink.core.layout import Layout, Prompt
+from kvlink.core.layout import Layout, Lengths, Prompt, Turn
 from kvlink.models.assembler import Assembler
 from kvlink.models.cache import SlotCache
 from kvlink.models.links import LinkTokens
@@ -155,15 +155,20 @@ def tiny_prompt(
     documents: Sequence[Sequence[int]] = ((20, 7), (11,), (1,), (17,)),
     labels: Sequence[int] = (2, 0, 1, 2),
     tail: int = 8,
+    history: Sequence[Lengths] = (),
 ) -> Prompt:
     """Return a prompt of random ids: by default segments beyond and below a window of 16, labels, one lone token."""
     seeds = iter(range(1000))
-    return Prompt(
-        random_ids(system, seed=next(seeds)),
-        tuple(tuple(random_ids(length, seed=next(seeds)) for length in document) for document in documents),
-        random_ids(tail, seed=next(seeds)),
-        tuple(random_ids(length, seed=next(seeds)) for length in labels),
+
+    def runs(lengths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        return tuple(random_ids(length, seed=next(seeds)) for length in lengths)
+
+    (ids,) = runs([system])
+    last, *earlier = (
+        Turn(tuple(map(runs, turn.documents)), *runs([turn.tail]), runs(turn.labels))
+        for turn in (Lengths(documents, tail, labels), *history)
     )
+    return Prompt(ids, last.documents, last.tail, last.labels, tuple(earlier))
 
 
 def reuse_logits(

@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kvlink.core.layout import Kind, Layout, Prompt, ReferenceOrder, reference_mask
+from kvlink.core.layout import Kind, Layout, Lengths, Prompt, ReferenceOrder, Turn, reference_mask
 
 claim = settings(derandomize=True, deadline=None)
 
@@ -21,6 +21,15 @@ class Parts(NamedTuple):
     tail: int
     num_links: int = 0
     labels: list[int] | None = None
+    history: list[Lengths] = []  # noqa: RUF012 (never changed)
+
+    @property
+    def turns(self) -> list[Lengths]:
+        return [*self.history, Lengths(self.documents, self.tail, self.labels or [])]
+
+    @property
+    def all_documents(self) -> list[list[int]]:
+        return [document for turn in self.turns for document in turn.documents]
 
     @property
     def layout(self) -> Layout:
@@ -28,16 +37,26 @@ class Parts(NamedTuple):
 
 
 @st.composite
-def some_parts(draw: st.DrawFn, *, min_documents: int = 0, max_links: int = 3) -> Parts:
+def some_turn(draw: st.DrawFn, *, min_documents: int = 0, max_documents: int = 4) -> Lengths:
     segments = st.lists(st.integers(1, 4), min_size=1, max_size=3)
-    documents = draw(st.lists(segments, min_size=min_documents, max_size=4))
-    labels = st.none() | st.lists(st.integers(0, 2), min_size=len(documents), max_size=len(documents))
+    documents = draw(st.lists(segments, min_size=min_documents, max_size=max_documents))
+    labels = st.just([]) | st.lists(st.integers(0, 2), min_size=len(documents), max_size=len(documents))
+    return Lengths(documents, draw(st.integers(1, 3)), draw(labels))
+
+
+@st.composite
+def some_parts(draw: st.DrawFn, *, min_documents: int = 0, max_links: int = 3, max_history: int = 2) -> Parts:
+    *history, last = (
+        *draw(st.lists(some_turn(max_documents=2), max_size=max_history)),
+        draw(some_turn(min_documents=min_documents)),
+    )
     return Parts(
         system=draw(st.integers(1, 4)),
-        documents=documents,
-        tail=draw(st.integers(1, 3)),
+        documents=last.documents,
+        tail=last.tail,
         num_links=draw(st.integers(0, max_links)),
-        labels=draw(labels),
+        labels=last.labels or None,
+        history=history,
     )
 
 
@@ -53,15 +72,18 @@ class Token(NamedTuple):
 def spelled(parts: Parts) -> list[Token]:
     tokens = [Token("system")] * parts.system
     group = 0
-    for document, lengths in enumerate(parts.documents):
-        if parts.labels:
-            tokens += [Token("label", document=document)] * parts.labels[document]
-        for number, length in enumerate(lengths):
-            group += 1
-            tokens += [Token("segment", group, document)] * length
-            level = 0 if number == len(lengths) - 1 else 1
-            tokens += [Token("link", document=document, level=level)] * parts.num_links
-    return tokens + [Token("tail")] * parts.tail
+    document = 0
+    for turn in parts.turns:
+        for lengths, label in zip(turn.documents, turn.labels or [0] * len(turn.documents), strict=True):
+            tokens += [Token("label", document=document)] * label
+            for number, length in enumerate(lengths):
+                group += 1
+                tokens += [Token("segment", group, document)] * length
+                level = 0 if number == len(lengths) - 1 else 1
+                tokens += [Token("link", document=document, level=level)] * parts.num_links
+            document += 1
+        tokens += [Token("tail")] * turn.tail
+    return tokens
 
 
 def table(size: int, rule) -> torch.Tensor:
@@ -91,7 +113,7 @@ def test_every_position_holds_what_the_prompt_spelled_by_hand_holds(parts):
 
 
 @claim
-@given(some_parts(min_documents=2))
+@given(some_parts(min_documents=2, max_history=0))
 def test_the_next_document_starts_k_positions_behind_the_start_of_the_links(parts):
     layout = parts._replace(labels=None).layout
     segments = layout.of(Kind.SEGMENT)
@@ -106,18 +128,18 @@ def test_the_next_document_starts_k_positions_behind_the_start_of_the_links(part
 @given(some_parts(min_documents=1, max_links=4))
 def test_links_of_level_0_end_each_document_and_links_of_level_1_each_other_segment(parts):
     layout = parts.layout
-    for document, lengths in enumerate(parts.documents):
+    for document, lengths in enumerate(parts.all_documents):
         levels = [span.level for span in layout.of(Kind.LINK) if span.document == document]
         assert levels == ([1] * (len(lengths) - 1) + [0] if parts.num_links else [])
     assert all(len(span) == parts.num_links and span.group == 0 for span in layout.of(Kind.LINK))
-    assert layout.num_link_tokens == parts.num_links * sum(map(len, parts.documents))
+    assert layout.num_link_tokens == parts.num_links * sum(map(len, parts.all_documents))
 
 
 @claim
 @given(some_parts(min_documents=1))
 def test_a_label_stands_right_before_its_document_and_an_empty_one_takes_no_span(parts):
     layout = parts.layout
-    lengths = parts.labels or [0] * len(parts.documents)
+    lengths = [n for turn in parts.turns for n in turn.labels or [0] * len(turn.documents)]
     labels = {span.document: span for span in layout.of(Kind.LABEL)}
     assert {document: len(span) for document, span in labels.items()} == {i: n for i, n in enumerate(lengths) if n}
     for document, span in labels.items():
@@ -133,7 +155,7 @@ def test_segments_are_numbered_from_1_and_all_else_is_group_0(parts):
     segments = layout.of(Kind.SEGMENT)
     assert [span.group for span in segments] == list(range(1, len(segments) + 1))
     assert {span.group for span in layout.spans if span.kind is not Kind.SEGMENT} == {0}
-    assert layout.num_document_tokens == sum(map(sum, parts.documents))
+    assert layout.num_document_tokens == sum(map(sum, parts.all_documents))
 
 
 @claim
@@ -164,6 +186,9 @@ def test_of_returns_spans_of_several_kinds_in_position_order():
         {"labels": [1]},
         {"labels": [1, 1, 1]},
         {"labels": [1, -1]},
+        {"history": [Lengths([[2]], 1), Lengths([], 0)]},
+        {"history": [Lengths([[2], []], 1)]},
+        {"history": [Lengths([[2]], 1, [1, 1])]},
     ],
 )
 def test_an_empty_run_or_a_label_too_many_is_refused(change):
@@ -386,11 +411,20 @@ def some_prompts(draw: st.DrawFn) -> Prompt:
     def fresh(length: int) -> tuple[int, ...]:
         return tuple(next(counter) for _ in range(length))
 
+    *history, last = (
+        Turn(
+            documents=tuple(tuple(fresh(length) for length in lengths) for lengths in turn.documents),
+            tail=fresh(turn.tail),
+            labels=tuple(fresh(length) for length in turn.labels),
+        )
+        for turn in parts.turns
+    )
     return Prompt(
         system=fresh(parts.system),
-        documents=tuple(tuple(fresh(length) for length in lengths) for lengths in parts.documents),
-        tail=fresh(parts.tail),
-        labels=tuple(fresh(length) for length in parts.labels or ()),
+        documents=last.documents,
+        tail=last.tail,
+        labels=last.labels,
+        history=tuple(history),
     )
 
 
@@ -398,13 +432,14 @@ def some_prompts(draw: st.DrawFn) -> Prompt:
 @given(some_prompts(), st.integers(0, 3))
 def test_ids_stand_where_the_layout_says_and_links_have_none(prompt, num_links):
     expected: list[int] = [*prompt.system]
-    for number, document in enumerate(prompt.documents):
-        if prompt.labels:
-            expected += prompt.labels[number]
-        for segment in document[:-1]:
-            expected += [*segment, *[-2] * num_links]
-        expected += [*document[-1], *[-1] * num_links]
-    expected += prompt.tail
+    for turn in (*prompt.history, Turn(prompt.documents, prompt.tail, prompt.labels)):
+        for number, document in enumerate(turn.documents):
+            if turn.labels:
+                expected += turn.labels[number]
+            for segment in document[:-1]:
+                expected += [*segment, *[-2] * num_links]
+            expected += [*document[-1], *[-1] * num_links]
+        expected += turn.tail
     layout = prompt.layout(num_links=num_links)
     ids = prompt.ids(layout)
     assert ids.dtype == torch.long
@@ -425,7 +460,7 @@ def test_a_prompt_and_its_layout_agree_on_every_count(prompt, num_links):
 @claim
 @given(some_prompts())
 def test_segments_of_a_prompt_are_found_again_at_their_spans(prompt):
-    assume(prompt.documents)
+    assume(prompt.segments)
     layout = prompt.layout(num_links=2)
     ids = prompt.ids(layout)
     found = tuple(tuple(ids[span.start : span.stop].tolist()) for span in layout.of(Kind.SEGMENT))
@@ -436,3 +471,45 @@ def test_labels_for_some_documents_only_are_refused():
     prompt = Prompt(system=(1,), documents=(((2,),), ((3,),)), tail=(4,), labels=((5,),))
     with pytest.raises(ValueError, match="zip"):
         prompt.layout()
+
+
+@claim
+@given(some_prompts(), st.integers(0, 3))
+def test_pieces_spell_the_prompt_and_join_ids_that_adjoin(prompt, num_links):
+    pieces = prompt.pieces(num_links=num_links)
+    spelt: list[int] = []
+    for kind, value in pieces:
+        spelt += {
+            "ids": lambda value=value: value,
+            "segment": lambda value=value: prompt.segments[value],
+            "links": lambda value=value: [-1 - value] * num_links,
+        }[kind]()
+    assert spelt == prompt.ids(prompt.layout(num_links=num_links)).tolist()
+    assert [value for kind, value in pieces if kind == "segment"] == list(range(len(prompt.segments)))
+    assert sum(kind == "links" for kind, _ in pieces) == (len(prompt.segments) if num_links else 0)
+    assert not any(left[0] == right[0] == "ids" for left, right in pairwise(pieces))
+
+
+def test_pieces_of_a_conversation_read_as_its_drawing():
+    prompt = Prompt((1, 2), (((7,), (8, 9)),), (3,), ((4,),), history=(Turn((), (5, 6)), Turn((((0,),),), (7, 7))))
+    assert prompt.pieces(num_links=2) == (
+        ("ids", (1, 2, 5, 6)),
+        ("segment", 0),
+        ("links", 0),
+        ("ids", (7, 7, 4)),
+        ("segment", 1),
+        ("links", 1),
+        ("segment", 2),
+        ("links", 0),
+        ("ids", (3,)),
+    )
+
+
+def test_a_longer_conversation_begins_with_the_pieces_of_the_shorter_one():
+    """What a next turn has in common with the one before it, up to the ids that are new."""
+    first = Prompt((1,), (((7, 8),),), (2, 3), ((9,),))
+    second = Prompt((1,), (((5,),),), (4,), history=(Turn(first.documents, (2, 3, 60, 61), first.labels),))
+    *known, (kind, tail) = first.pieces(num_links=1)
+    *_, (_, longer) = second.pieces(num_links=1)[: len(known) + 1]
+    assert second.pieces(num_links=1)[: len(known)] == tuple(known)
+    assert (kind, longer[: len(tail)]) == ("ids", tail)

@@ -427,6 +427,25 @@ def test_the_demo_models_template_and_special_tokens_survive(demo):
 
 
 @pytest.mark.demo
+@pytest.mark.parametrize("system", [None, "Be brief."])
+def test_a_conversation_has_the_ids_of_the_demo_models_template(demo, system):
+    prompter = Prompter(tokenizer=demo.tokenizer, end_ids=demo.end_ids)
+    chat = [{"role": "system", "content": system}] if system else []
+    chat += [{"role": "user", "content": "What is the capital of France?"}]
+    chat += [{"role": "assistant", "content": "The capital of France is Paris."}]
+    chat += [{"role": "user", "content": "How many people live there?"}]
+    whole = demo.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    question, answer, last = (message["content"] for message in chat[-3:])
+    generated = prompter.answer_ids(answer)
+    assert generated[-1] == 2
+    for ids in (generated, generated[:-1]):
+        told = [*prompter.system_ids(system), *prompter.turn_ids(question, ids), *prompter.tail_ids(last)]
+        assert told == whole
+    system_ids, tails = prompter.conversation(chat)
+    assert [*system_ids, *tails[0], *tails[1]] == whole
+
+
+@pytest.mark.demo
 def test_the_demo_model_answers_sensibly(demo):
     prompter = Prompter(tokenizer=demo.tokenizer, end_ids=demo.end_ids)
     ids = torch.tensor([[*prompter.system_ids(), *prompter.tail_ids("What is the capital of France?")]])

@@ -1,11 +1,11 @@
-"""Reuse equals the reference forward whatever the prompt looks like: random layouts on one family."""
+"""Reuse equals the reference forward whatever the prompt looks like: random layouts and turns on one family."""
 
 from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlink.core.layout import Prompt
+from kvlink.core.layout import Lengths, Prompt
 from kvlink.models.reference import reference_logits
 from tiny_models import DoublePrecision, largest, random_ids, reuse_logits, tiny_assembler, tiny_prompt, tiny_runner
 
@@ -20,12 +20,23 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def turns(draw: st.DrawFn, *, max_documents: int) -> Lengths:
     segments = st.lists(st.integers(1, 24), min_size=1, max_size=3)
-    documents = draw(st.lists(segments, max_size=4))
-    labels = draw(st.one_of(st.just([]), st.lists(st.integers(0, 3), min_size=len(documents), max_size=len(documents))))
-    system, tail = draw(st.integers(1, 9)), draw(st.integers(1, 6))
-    prompt = tiny_prompt(system=system, documents=documents, labels=labels, tail=tail)
+    documents = draw(st.lists(segments, max_size=max_documents))
+    labels = st.lists(st.integers(0, 3), min_size=len(documents), max_size=len(documents))
+    return Lengths(documents, draw(st.integers(1, 6)), draw(st.one_of(st.just([]), labels)))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    last, history = draw(turns(max_documents=4)), draw(st.lists(turns(max_documents=2), max_size=2))
+    prompt = tiny_prompt(
+        system=draw(st.integers(1, 9)),
+        documents=last.documents,
+        labels=last.labels,
+        tail=last.tail,
+        history=history,
+    )
     sink_ids = draw(st.one_of(st.integers(0, 14).map(lambda n: random_ids(n, seed=99)), st.just(prompt.system)))
     return Case(prompt, sink_ids, draw(st.integers(0, 3)))
 

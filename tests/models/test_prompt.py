@@ -148,10 +148,12 @@ def test_s_is_rendered_again_on_a_new_day(monkeypatch):
     prompter = Prompter(tokenizer=tiny.byte_tokenizer(tiny.DATED))
     prompter.system_ids()
     rendered = []
-    monkeypatch.setattr(prompter, "_render", lambda *_, **__: rendered.append(1) or "<|im_start|>kvlinkUserMarker")
+    monkeypatch.setattr(
+        prompter._template, "_render", lambda *_, **__: rendered.append(1) or "<|im_start|>kvlinkUserMarker"
+    )
     prompter.system_ids()
     assert not rendered
-    monkeypatch.setattr("kvlink.models.prompt.date", type("Tomorrow", (), {"today": lambda: date(2999, 1, 1)}))
+    monkeypatch.setattr("kvlink.models.template.date", type("Tomorrow", (), {"today": lambda: date(2999, 1, 1)}))
     assert prompter.system_ids() == prompter.system_ids() == (1,)
     assert len(rendered) == 1
 

@@ -7,7 +7,7 @@ import pytest
 from lessons import PROMPTER, example_of, lesson_of
 
 from kvlink import Document, InputError
-from kvlink.core.layout import Prompt
+from kvlink.core.layout import Prompt, Turn
 from kvlink.training.example import Example, Question
 from kvlink.training.lesson import Branch, Ids, Lesson, lessons_of
 from kvlink.training.lesson import lesson_of as read_lesson
@@ -158,6 +158,12 @@ def test_a_lesson_that_fits_to_the_token_is_kept_and_a_longer_one_is_not(num_lin
     assert [len(found.kept) for found in kept.values()] == [0, 1, 2]
     told = f"longer than the {spans[0] - 1} positions asked for"
     assert kept[spans[0] - 1].refused == {told: 2}
+
+
+def test_a_conversation_of_several_turns_is_no_lesson() -> None:
+    prompt = replace(SMALL.prompt, history=(Turn((), (5,)),))
+    with pytest.raises(ValueError, match="1 earlier turns"):
+        replace(SMALL, prompt=prompt)
 
 
 def test_a_lesson_of_random_ids_is_one_too() -> None:

@@ -1,6 +1,11 @@
 """Where everything stands in a prompt: spans, positions, link slots, groups and the reference mask.
 
     S | [label] D_1 L_1 | [label] D_2 L_2 | ... | T        token order = position order, links counted
+    S | documents of turn 1 | T_1 A_1 N | documents of turn 2 | T_2 A_2 N | ... | documents of the last turn | T
+
+In a conversation, documents stand first in the user's turn that brings them; an earlier turn goes on with its question,
+its answer and what the chat template writes up to the next user's text. Only documents are not computed at request
+time: whatever the number of turns, group 0 sees all before it.
 
 A document is one or more segments. Behind its last segment stand K document links (level 0), behind each
 other segment K segment links (level 1). Pure arithmetic: knows no ids, no text and no model.
@@ -9,14 +14,20 @@ other segment K segment links (level 1). Pure arithmetic: knows no ids, no text 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count, groupby
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+Ids = tuple[int, ...]
+Piece = tuple[Literal["ids"], Ids] | tuple[Literal["segment", "links"], int]
+"""A part of a prompt: ids that a request brings, the index of a segment, or the level of a group of link tokens."""
+
 
 class Kind(StrEnum):
-    """What a span holds."""
+    """What a span holds; `TAIL` is T, and all that stands behind the documents of an earlier turn."""
 
     SYSTEM = "system"
     LABEL = "label"
@@ -31,7 +42,7 @@ class Span:
 
     Attributes:
         group: 0 sees everything before it; i > 0 sees only group i (the i-th segment of the prompt).
-        document: Index of the document that the span belongs to, or None.
+        document: Index of the document that the span belongs to, counted over all turns, or None.
         level: Level of the link tokens, or None when the span holds none.
     """
 
@@ -44,6 +55,21 @@ class Span:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long the pieces of one turn are, in tokens.
+
+    Attributes:
+        documents: For each document the length of each of its segments.
+        tail: All that stands behind the documents.
+        labels: For each document the length of its label; empty when there are none.
+    """
+
+    documents: Sequence[Sequence[int]]
+    tail: int
+    labels: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +87,7 @@ class Layout:
         tail: int,
         num_links: int = 0,
         labels: Sequence[int] | None = None,
+        history: Sequence[Lengths] = (),
     ) -> "Layout":
         """Lay out a prompt.
 
@@ -70,16 +97,19 @@ class Layout:
             tail: Tokens of T (question, end of turn, header of the answer); at least one.
             num_links: K, link tokens behind each segment; 0 for none.
             labels: For each document the number of label tokens before it, or None.
+            history: Earlier turns of the conversation, first to last.
 
         Raises:
-            ValueError: A run is empty, or labels and documents differ in number.
+            ValueError: A run is empty, or labels and documents of a turn differ in number.
         """
-        counts = (num_links, *(labels or ()))
-        if system < 1 or tail < 1 or min(counts) < 0 or not all(d and min(d) > 0 for d in documents):
-            raise ValueError(
-                f"S, T and every segment need at least one token, K and labels at least none; got S = {system}, "
-                f"T = {tail}, K = {num_links}, documents = {[list(d) for d in documents]}, labels = {labels}"
-            )
+        for turn in (turns := (*history, Lengths(documents, tail, labels or ()))):
+            counts = (num_links, *turn.labels)
+            if system < 1 or turn.tail < 1 or min(counts) < 0 or not all(d and min(d) > 0 for d in turn.documents):
+                raise ValueError(
+                    "S, T and every segment need at least one token, K and labels at least none; got "
+                    f"S = {system}, T = {turn.tail}, K = {num_links}, "
+                    f"documents = {[list(d) for d in turn.documents]}, labels = {list(turn.labels)}"
+                )
         spans: list[Span] = []
 
         def place(kind: Kind, length: int, **fields: int | None) -> None:
@@ -88,14 +118,15 @@ class Layout:
                 spans.append(Span(kind, start, start + length, **fields))  # pyright: ignore[reportArgumentType]
 
         place(Kind.SYSTEM, system)
-        group = 0
-        for index, (lengths, label) in enumerate(zip(documents, labels or [0] * len(documents), strict=True)):
-            place(Kind.LABEL, label, document=index)
-            for number, length in enumerate(lengths, start=1):
-                group += 1
-                place(Kind.SEGMENT, length, group=group, document=index)
-                place(Kind.LINK, num_links, document=index, level=0 if number == len(lengths) else 1)
-        place(Kind.TAIL, tail)
+        groups, indices = count(1), count()
+        for turn in turns:
+            for lengths, label in zip(turn.documents, turn.labels or [0] * len(turn.documents), strict=True):
+                index = next(indices)
+                place(Kind.LABEL, label, document=index)
+                for number, length in enumerate(lengths, start=1):
+                    place(Kind.SEGMENT, length, group=next(groups), document=index)
+                    place(Kind.LINK, num_links, document=index, level=0 if number == len(lengths) else 1)
+            place(Kind.TAIL, turn.tail)
         return cls(tuple(spans))
 
     def __len__(self) -> int:
@@ -137,58 +168,97 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """The ids of one turn of a conversation.
+
+    Attributes:
+        documents: For each document that the turn brings the ids of each of its segments.
+        tail: All that stands behind them. In an earlier turn that is `T A N`: the question with the header of the
+            answer, the answer as it was generated, and what leads to the next user's text.
+        labels: For each document the ids of its label; empty when none are asked for.
+    """
+
+    documents: tuple[tuple[Ids, ...], ...]
+    tail: Ids
+    labels: tuple[Ids, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """The ids of one prompt, piece by piece. Pieces are joined as ids, never as text.
 
     Attributes:
         system: Ids of S.
-        documents: For each document the ids of each of its segments.
-        tail: Ids of T.
-        labels: For each document the ids of its label; empty when none are asked for.
+        documents: For each document of the last turn the ids of each of its segments.
+        tail: Ids of T, of the last turn.
+        labels: For each document of the last turn the ids of its label; empty when none are asked for.
+        history: Earlier turns of the conversation, first to last.
     """
 
-    system: tuple[int, ...]
-    documents: tuple[tuple[tuple[int, ...], ...], ...]
-    tail: tuple[int, ...]
-    labels: tuple[tuple[int, ...], ...] = ()
+    system: Ids
+    documents: tuple[tuple[Ids, ...], ...]
+    tail: Ids
+    labels: tuple[Ids, ...] = ()
+    history: tuple[Turn, ...] = ()
 
     @property
-    def segments(self) -> tuple[tuple[int, ...], ...]:
-        """Ids of all segments, in order."""
-        return tuple(segment for document in self.documents for segment in document)
+    def turns(self) -> tuple[Turn, ...]:
+        """All turns, the last one included."""
+        return (*self.history, Turn(self.documents, self.tail, self.labels))
+
+    @property
+    def segments(self) -> tuple[Ids, ...]:
+        """Ids of all segments of all turns, in order."""
+        return tuple(segment for turn in self.turns for document in turn.documents for segment in document)
 
     @property
     def num_tokens(self) -> int:
         """Ids in the prompt; link tokens have none."""
-        return len(self.system) + len(self.tail) + sum(map(len, (*self.segments, *self.labels)))
+        request_side = (run for turn in self.turns for run in (*turn.labels, turn.tail))
+        return sum(map(len, (self.system, *self.segments, *request_side)))
 
     def layout(self, *, num_links: int = 0) -> Layout:
         """Lay the prompt out with `num_links` link tokens behind each segment."""
+        *history, last = (
+            Lengths([list(map(len, document)) for document in turn.documents], len(turn.tail), [*map(len, turn.labels)])
+            for turn in self.turns
+        )
         return Layout.build(
             system=len(self.system),
-            documents=[[len(segment) for segment in document] for document in self.documents],
-            tail=len(self.tail),
+            documents=last.documents,
+            tail=last.tail,
             num_links=num_links,
-            labels=[len(label) for label in self.labels] or None,
+            labels=last.labels,
+            history=history,
         )
 
     def ids(self, layout: Layout) -> Int[Tensor, " tokens"]:
         """Return the id at each position; `-1 - level` in the slots of link tokens, which have none."""
-        segments, labels = iter(self.segments), iter(label for label in self.labels if label)
-        runs: list[Sequence[int]] = []
-        for span in layout.spans:
-            match span.kind:
-                case Kind.SYSTEM:
-                    runs.append(self.system)
-                case Kind.LABEL:
-                    runs.append(next(labels))
-                case Kind.SEGMENT:
-                    runs.append(next(segments))
-                case Kind.LINK:
-                    runs.append([-1 - (span.level or 0)] * len(span))
-                case Kind.TAIL:  # pragma: no branch
-                    runs.append(self.tail)
+        left = {
+            Kind.SYSTEM: iter((self.system,)),
+            Kind.LABEL: iter(label for turn in self.turns for label in turn.labels if label),
+            Kind.SEGMENT: iter(self.segments),
+            Kind.TAIL: iter(turn.tail for turn in self.turns),
+        }
+        runs = (
+            [-1 - (span.level or 0)] * len(span) if span.kind is Kind.LINK else next(left[span.kind])
+            for span in layout.spans
+        )
         return torch.tensor([token for run in runs for token in run], dtype=torch.long)
+
+    def pieces(self, *, num_links: int = 0) -> tuple[Piece, ...]:
+        """Spell the prompt as what decides its keys and values, in order; ids that adjoin are one piece."""
+        layout = self.layout(num_links=num_links)
+        ids, pieces = self.ids(layout).tolist(), list[Piece]()
+        for span, run in groupby(layout.spans, lambda s: s if s.kind in (Kind.SEGMENT, Kind.LINK) else None):
+            if span is None:
+                request_side = tuple(run)
+                pieces.append(("ids", tuple(ids[request_side[0].start : request_side[-1].stop])))
+            elif span.kind is Kind.SEGMENT:
+                pieces.append(("segment", span.group - 1))
+            else:
+                pieces.append(("links", span.level or 0))
+        return tuple(pieces)
 
 
 def reference_mask(

@@ -1,19 +1,16 @@
 """Text becomes ids here, piece by piece: control ids come from the chat template alone, never from a user's text.
 
-A prompt is `S | documents | T`. S and T are found by rendering the chat template with a marker where the user's text
-goes and cutting there. The template's literals are read with control strings recognised; every text that a user can
-write is read as plain text; the pieces are joined as ids, so nothing that spans two of them can turn into a control
-string. It knows no weights, no positions and no caches.
+A prompt is `S | documents | T`, and in a conversation `S | documents | T A N | documents | T`, where A is an answer and
+N leads to the next user's text. The template's literals are read with control strings recognised; every text that a
+user can write is read as plain text; the pieces are joined as ids, so nothing that spans two of them can turn into a
+control string. It knows no weights, no positions and no caches.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import date
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from blake3 import blake3
-from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
 
 from kvlink.core.document import Document, clean
@@ -21,6 +18,7 @@ from kvlink.core.errors import EmptyQuestion, InputError, ModelRefused, TextUnav
 from kvlink.core.segments import LARGEST, SMALLEST, cut_ids
 from kvlink.models.borders import Borders
 from kvlink.models.plain_reader import plain_reader
+from kvlink.models.template import Answered, Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,36 +28,7 @@ Sink = Literal["none", "bos", "header"]
 LONGEST_TITLE = SMALLEST // 2
 """Ids of a title's line, up to which it is repeated in each segment of a long document."""
 
-_SYSTEM, _USER, _ANSWER = "kvlinkSystemMarker", "kvlinkUserMarker", "kvlinkAnswerMarker"
 _UNKNOWN_CHARACTER = "\U000f0f0f"  # private use: no vocabulary holds it, no normalizer drops it
-
-# Templates that print today's date ask `strftime_now(format)` for it. A macro of that name, put in front of the
-# template, shadows the clock: 26 July 2024, in whatever format. (A callable passed as a variable is not called.)
-_ONE_DATE = (
-    *(("%d", "26"), ("%e", "26"), ("%-d", "26"), ("%b", "Jul"), ("%B", "July"), ("%m", "07"), ("%-m", "7")),
-    *(("%Y", "2024"), ("%y", "24"), ("%a", "Fri"), ("%A", "Friday")),
-    *(("%H", "00"), ("%I", "12"), ("%M", "00"), ("%S", "00"), ("%p", "AM")),
-)
-_FROZEN_CLOCK = (
-    "{% macro strftime_now(format) %}{{ format"
-    + "".join(f"|replace('{code}', '{text}')" for code, text in _ONE_DATE)
-    + " }}{% endmacro %}{{ '' }}"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Literals:
-    """What a chat template writes around the texts of one system turn (if any) and one user turn, as ids.
-
-    Attributes:
-        head: Before the system text; without a system turn of its own, all that stands before the user's text.
-        middle: Between system text and user text; empty without a system turn.
-        tail: After the user's text, up to where the answer begins.
-    """
-
-    head: tuple[int, ...]
-    middle: tuple[int, ...]
-    tail: tuple[int, ...]
 
 
 class Prompter:
@@ -93,7 +62,8 @@ class Prompter:
             )
         self._tokenizer: Any = tokenizer
         templates: str | dict[str, str] | None = self._tokenizer.chat_template
-        self._template = templates.get("default") if isinstance(templates, dict) else templates
+        text = templates.get("default") if isinstance(templates, dict) else templates
+        self._template = None if text is None else Template(text, tokenizer=tokenizer)
         self._bos: int | None = self._tokenizer.bos_token_id
         own = (*end_ids, self._tokenizer.eos_token_id)
 
@@ -106,14 +76,10 @@ class Prompter:
         unknown = control.intersection(self._read(_UNKNOWN_CHARACTER)[0])
         self.control_ids = control - unknown.difference((*own, self._bos, self._tokenizer.pad_token_id))
 
-        text = f"{self._template or ''}\0{type(tokenizer).__name__}"
-        self.template_version = blake3(text.encode("utf-8", "replace")).hexdigest()
+        version = f"{text or ''}\0{type(tokenizer).__name__}"
+        self.template_version = blake3(version.encode("utf-8", "replace")).hexdigest()
         self._borders = Borders(self.decode, anchor=tuple(self._read(".")[0]))
-        self._of_day: tuple[date, dict[bool, _Literals]] = (date.min, {})
-        self._header: tuple[int, ...] = ()
-        if self._template is not None:
-            self._header = self._cut(system=False, template=_FROZEN_CLOCK + self._template).head
-        self._header = self._header or self._opening()
+        self._header = (self._template.header() if self._template else ()) or self._opening()
         self.end_ids = tuple(sorted({i for i in (*own, *self._end_of_turn()) if i is not None}))
 
     @property
@@ -130,7 +96,7 @@ class Prompter:
         if self._template is None:
             text = "" if system is None or not clean(system).strip() else f"{clean(system)}\n\n"
             return (*self._opening(), *self._encode(text))
-        literals = self._literals(system=system is not None)
+        literals = self._template.literals(system=system is not None)
         text = () if system is None else self._encode(clean(system))
         return (*literals.head, *text, *literals.middle) or self._opening()
 
@@ -177,7 +143,7 @@ class Prompter:
             raise EmptyQuestion(f"the question {question[:20]!r} is blank or gives no token ids: ask something")
         if self._template is None:
             return self._encode(f"\nQuestion: {question}\nAnswer:")
-        return (*self._encode(question), *self._literals(system=False).tail)
+        return (*self._encode(question), *self._template.literals(system=False).tail)
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text as it stands; control strings in it are read as plain text."""
@@ -188,6 +154,82 @@ class Prompter:
         ends = self._end_of_turn() or self.end_ids
         text = clean(text) if self._template is not None else f" {clean(text)}"
         return (*self._encode(text), *ends[:1])
+
+    def next_turn_ids(self) -> tuple[int, ...]:
+        """Return N: what leads from the end of an answer to the next user's text.
+
+        Raises:
+            ModelRefused: The chat template does not render conversations of several turns.
+        """
+        return self._answered().after[self._end() :]
+
+    def answered_ids(self, answer_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return A N: an answer as it was generated, ended as the chat template ends it, up to the next user's text.
+
+        Args:
+            answer_ids: Ids as generated, with or without one that ended the answer. An end that is not the template's
+                is replaced by it, and one that is missing is added: an answer may have been cut at its longest.
+
+        Raises:
+            ModelRefused: The chat template does not render conversations of several turns.
+        """
+        ids, after, end = tuple(answer_ids), self._answered().after, self._end()
+        if end and ids[-end:] == after[:end]:
+            return (*ids, *after[end:])
+        return (*(ids[:-1] if ids and ids[-1] in self.end_ids else ids), *after)
+
+    def turn_ids(self, question: str, answer_ids: Sequence[int]) -> tuple[int, ...]:
+        """Return T A N: what stands behind the documents of an earlier turn, whose answer was generated.
+
+        Raises:
+            EmptyQuestion: The question is blank, or the tokenizer makes nothing of it.
+            ModelRefused: The chat template does not render conversations of several turns.
+        """
+        return (*self.tail_ids(question), *self.answered_ids(answer_ids))
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+        """Return S, and for each turn what stands behind its documents: T A N of the earlier ones, T of the last.
+
+        The answers' texts become ids again. Where these are the ids that were generated, so is the whole conversation:
+        what was computed for it is known.
+
+        Args:
+            messages: Texts (`content`) and who wrote them (`role`): perhaps `system`, then `user` and `assistant` in
+                turn, `user` last.
+
+        Raises:
+            EmptyQuestion: A question is blank, or the tokenizer makes nothing of it.
+            InputError: The messages are in another order, or one of them is no text.
+            ModelRefused: There are several turns, which the chat template does not render.
+        """
+        roles = [message.get("role") for message in messages]
+        first = int(roles[:1] == ["system"])
+        wanted = ["user", "assistant"] * (len(roles) // 2 + 1)
+        if roles[first:] != wanted[: len(roles) - first] or roles[-1:] != ["user"]:
+            raise InputError(
+                f"the messages are by {', '.join(map(str, roles)) or 'nobody'}; expected are one by system or none, "
+                "then user and assistant in turn, user last: join what one of them wrote in a row"
+            )
+        texts = [message.get("content") for message in messages]
+        for role, text in zip(roles, texts, strict=True):
+            if not isinstance(text, str):
+                raise InputError(f"the content of a message by {role} is {type(text).__name__}: pass a text")
+        system, spoken = (texts[0] if first else None), cast("list[str]", texts[first:])
+        earlier = [
+            (*self.tail_ids(question), *self._spoken(answer), *self._answered().after)
+            for question, answer in zip(spoken[:-1:2], spoken[1::2], strict=True)
+        ]
+        return self.system_ids(system), [*earlier, self.tail_ids(spoken[-1])]
+
+    def _spoken(self, answer: str) -> tuple[int, ...]:
+        """Return the ids of an earlier answer's text, behind what the template writes before it.
+
+        A space before the text belongs to its first word, as it was generated; it may have been taken off since.
+        """
+        text, before = clean(answer), self._answered().before
+        if self._template is None or not before.strip():
+            return self._encode(before + text.removeprefix(before))
+        return (*self._template.continued(before), *self._encode(text))
 
     def sink_ids(self, kind: Sink) -> tuple[int, ...]:
         """Return the ids that stand before a document while it is encoded alone; the same on every day.
@@ -243,79 +285,14 @@ class Prompter:
             raise ModelRefused("neither a chat template, nor a BOS token, nor a token for a newline: nothing can open")
         return opening
 
-    def _literals(self, *, system: bool) -> _Literals:
-        """Return the template's literals, rendered once for each day and shape."""
-        today = date.today()
-        day, shapes = self._of_day
-        if day != today:
-            self._of_day = (today, shapes := {})
-        if system not in shapes:
-            shapes[system] = self._cut(system=system, template=None)
-        return shapes[system]
-
-    def _cut(self, *, system: bool, template: str | None) -> _Literals:
-        """Render the template with markers and cut it there."""
-        turns = [{"role": "user", "content": _USER}]
-        if system:
-            turns.insert(0, {"role": "system", "content": _SYSTEM})
-        try:
-            text = self._render(turns, add_generation_prompt=True, template=template)
-        except TemplateError as error:
-            if system:
-                raise InputError(
-                    f"a system prompt was given, but this model's chat template refuses it ({error}): "
-                    "write it into the question"
-                ) from error
-            raise ModelRefused(f"the chat template cannot render a single user turn: {error}") from error
-        before, tail = _halves(text, _USER, "the user's text")
-        if not system:
-            return _Literals(head=self._open(before), middle=(), tail=self._continue(tail))
-        if _SYSTEM not in text:
-            raise InputError("a system prompt was given, but this model's chat template drops it: ask without one")
-        head, middle = _halves(before, _SYSTEM, "the system prompt, before the user's text,")
-        return _Literals(head=self._open(head), middle=self._continue(middle), tail=self._continue(tail))
-
     def _end_of_turn(self) -> tuple[int, ...]:
         """Return the control id that the template puts behind an answer, if it does."""
-        if self._template is None:
-            return ()
-        turns = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ANSWER}]
-        try:
-            text = self._render(turns, add_generation_prompt=False, template=None)
-        except TemplateError:
-            return ()
-        first = self._continue(text.rpartition(_ANSWER)[2])[:1]
-        return first if self.control_ids.issuperset(first) else ()
+        return () if self._template is None else self._template.end_of_turn(self.control_ids)
 
-    def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool, template: str | None) -> str:
-        return self._tokenizer.apply_chat_template(
-            turns, chat_template=template, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
+    def _answered(self) -> Answered:
+        """Return what stands around an earlier answer; without a template a space before it, a newline behind it."""
+        return Answered(" ", self._encode("\n")) if self._template is None else self._template.answered
 
-    def _open(self, literal: str) -> tuple[int, ...]:
-        """Return the ids of a literal at the very beginning, control strings recognised."""
-        return tuple(self._tokenizer.encode(literal, add_special_tokens=False, split_special_tokens=False))
-
-    def _continue(self, literal: str) -> tuple[int, ...]:
-        """Return the ids of a literal that continues a text: as after a character with which it does not merge.
-
-        Read on its own it would get the space that some tokenizers put before a text.
-        """
-        for anchor in ("x", "\n", ".") if literal else ():
-            prefix = self._open(anchor)
-            ids = self._open(anchor + literal)
-            if ids[: len(prefix)] == prefix:
-                return ids[len(prefix) :]
-        return self._open(literal)
-
-
-def _halves(text: str, marker: str, what: str) -> tuple[str, str]:
-    """Cut `text` at `marker`.
-
-    Raises:
-        ModelRefused: The marker does not stand in it exactly once.
-    """
-    parts = text.split(marker)
-    if len(parts) != 2:
-        raise ModelRefused(f"the chat template shows {what} {len(parts) - 1} times, once was expected: use another one")
-    return parts[0], parts[1]
+    def _end(self) -> int:
+        """Return how many of the ids behind an earlier answer end it: those up to the first that ends answers."""
+        return next((n for n, i in enumerate(self._answered().after, start=1) if i in self.end_ids), 0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvlink.core.document import Document
 from kvlink.core.errors import InputError
 from kvlink.core.fingerprint import ids_bytes
-from kvlink.core.layout import Kind, Prompt
+from kvlink.core.layout import Prompt
 from kvlink.models.prompt import Prompter
 from kvlink.training.example import Example
 
@@ -60,7 +60,7 @@ class Lesson:
     """An example as ids.
 
     Attributes:
-        prompt: S, the documents' segments, and T of the first question.
+        prompt: S, the documents' segments, and T of the first question; there are no earlier turns.
         branches: The questions.
     """
 
@@ -68,6 +68,15 @@ class Lesson:
     source: str
     prompt: Prompt
     branches: tuple[Branch, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse a conversation: rows of earlier turns have no place in a lesson.
+
+        Raises:
+            ValueError: The prompt has earlier turns.
+        """
+        if self.prompt.history:
+            raise ValueError(f"lesson {self.id} has {len(self.prompt.history)} earlier turns; a lesson is of one turn")
 
     @property
     def num_tokens(self) -> int:
@@ -96,7 +105,7 @@ class Lesson:
     def span(self, num_links: int) -> int:
         """Return the positions that the longest branch needs, links counted."""
         layout = self.prompt.layout(num_links=num_links)
-        return layout.of(Kind.TAIL)[0].start + max(len(branch.ids) for branch in self.branches)
+        return layout.spans[-1].start + max(len(branch.ids) for branch in self.branches)
 
     def digest(self) -> str:
         """Return BLAKE3 (hex) over all ids, piece by piece."""

@@ -103,7 +103,7 @@ class RequestSide(Student):
         links = torch.cat([self.trained["links"][span.level or 0] for span in spans]) if spans else None
         embeds = self._runner.embedding(tail.ids.to(self._runner.device))
         slots = [torch.arange(span.start, span.stop) for span in spans]
-        start = layout.of(Kind.TAIL)[0].start
+        start = layout.spans[-1].start
         count = sum(map(len, spans))
         rows = Rows(
             embeds if links is None else torch.cat((links.to(embeds), embeds)),

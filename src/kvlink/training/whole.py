@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from kvlink.core.errors import InputError
-from kvlink.core.layout import Kind, ReferenceOrder, reference_mask
+from kvlink.core.layout import ReferenceOrder, reference_mask
 from kvlink.models import checkpoint
 from kvlink.models.adapter import Adapter, attention_layers
 from kvlink.models.assembler import Assembler
@@ -58,7 +58,7 @@ class WholeRows:
     def of(cls, lesson: Lesson, *, num_links: int, sink_ids: Ids = (), multiple: int = MULTIPLE) -> "WholeRows":
         """Spell out S, documents behind their copies, links, then the rows of `lesson.rows()`, then padding."""
         layout, tail = lesson.prompt.layout(num_links=num_links), lesson.rows()
-        order, start = ReferenceOrder.of(layout, len(sink_ids)), layout.of(Kind.TAIL)[0].start
+        order, start = ReferenceOrder.of(layout, len(sink_ids)), layout.spans[-1].start
         shift = order.positions[0]
         common = order.source < start  # T of the first question stands in the layout; all questions follow below
         source, copies = order.source[common], order.source[common] < 0
