@@ -127,7 +127,7 @@ def test_a_document_of_one_token_can_be_reused() -> None:
     answers = [engine.generate(["x", TEXTS[0]], QUESTION, max_new_tokens=NEW) for _ in range(2)]
     assert [(row.tokens, row.source) for row in (answer.usage.documents[0] for answer in answers)] == [
         (1, "encoded"),
-        (1, "host"),
+        (1, "device"),
     ]
     assert answers[0].ids == answers[1].ids
 

@@ -109,9 +109,12 @@ def test_documents_are_cut_where_the_links_know_segments(levels: int, segments: 
 def test_without_documents_every_bit_is_that_of_no_bundle(kind: str) -> None:
     engine = served(kind)
     engine.generate(TEXTS, QUESTION, max_new_tokens=2)  # so that a buffer with an adapter is at hand
-    assert torch.equal(next_logits(engine, ()), next_logits(plain(), ()))
-    assert torch.equal(logits_by_reuse(engine, []), logits_by_reuse(plain(), []))
-    found, wanted = (one.generate([], QUESTION, max_new_tokens=NEW) for one in (engine, plain()))
+    bare = plain()
+    for compute in (next_logits, logits_by_reuse):
+        for one in (engine, bare):
+            one.forget_beginnings()
+        assert torch.equal(compute(engine, []), compute(bare, []))
+    found, wanted = (one.generate([], QUESTION, max_new_tokens=NEW) for one in (engine, bare))
     assert found.text == wanted.text
     assert found.usage.link_tokens == 0
 
@@ -146,7 +149,8 @@ def test_an_engine_with_a_bundle_answers_from_entries_that_were_made_without(tmp
 
 def test_with_links_alone_stock_generate_goes_on() -> None:
     engine = served("links")
-    assert largest(logits_by_reuse(engine, TEXTS) - next_logits(engine, TEXTS)) < 1e-6
+    # one path turns queries, the other rotates keys: float32 tables round the two in other places
+    assert largest(logits_by_reuse(engine, TEXTS) - next_logits(engine, TEXTS)) < 2e-5
 
 
 def test_under_an_adapter_the_model_alone_is_not_told_to_go_on() -> None:

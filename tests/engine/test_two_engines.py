@@ -31,7 +31,7 @@ def test_two_engines_on_one_folder_answer_alike(tmp_path: Path) -> None:
     one, other = loaded(store=tmp_path), loaded(store=tmp_path)
     answers = [engine.generate(TEXTS, QUESTION, max_new_tokens=NEW) for engine in (one, other, one)]
     assert len({answer.ids for answer in answers}) == 1
-    assert [answer.usage.documents[0].source for answer in answers] == ["encoded", "disk", "disk"]
+    assert [answer.usage.documents[0].source for answer in answers] == ["encoded", "disk", "device"]
 
 
 def test_engines_on_two_models_share_a_folder_without_mixing(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_another_system_prompt_is_not_known(engine: Engine) -> None:
 
 def test_a_forgotten_s_is_computed_again(engine: Engine) -> None:
     ask(engine)
-    engine.forget_systems()
+    engine.forget_beginnings()
     assert ask(engine).usage.cached_tokens == sum(lengths(engine))
 
 

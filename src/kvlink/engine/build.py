@@ -8,10 +8,13 @@ from typing import Any, Literal, TypedDict
 
 import torch
 
-from kvlink.core.errors import BundleRefused, InputError, KVLinkWarning
+from kvlink.core.errors import BundleRefused, InputError, KVLinkWarning, ModelRefused
 from kvlink.core.fingerprint import Identity
+from kvlink.engine.beginnings import Beginnings
 from kvlink.engine.gate import passed_codecs
 from kvlink.engine.loader import Ids, Loader
+from kvlink.engine.residency import Residency, device_bytes
+from kvlink.engine.session import Sessions
 from kvlink.models import checkpoint
 from kvlink.models.adapter import Adapter, attention_layers
 from kvlink.models.bundle import Bundle, check_bundle, read_bundle, shipped_cards, shipped_for
@@ -24,6 +27,10 @@ from kvlink.store.codec import RAW
 from kvlink.store.opening import StoreLike, open_store
 
 SinkKind = Literal["header", "bos", "none"]
+Attention = Literal["auto", "shared", "assembled"]
+
+BEGINNINGS_SHARE = 8
+"""Of the device's budget, one part in so many is for known beginnings, the rest for documents."""
 
 
 class Parts(TypedDict):
@@ -36,6 +43,7 @@ class Parts(TypedDict):
     end_ids: Iterable[int]
     links: LinkTokens | None
     adapter: Adapter | None
+    sessions: Sessions | None
 
 
 def build(
@@ -51,6 +59,7 @@ def build(
     store_key: bytes | None,
     links: str | Path | Bundle | None,
     foreign_links: bool,
+    attention: Attention,
 ) -> Parts:
     """Load and wire the parts; arguments and errors as in `Engine.from_pretrained`."""
     if isinstance(model, (str, Path)):
@@ -99,6 +108,9 @@ def build(
         _warn(
             "the bundle was trained with another chat template, so its figures do not hold: check with kvlink evaluate"
         )
+    adapter = bundle.adapter.to(runner.device, runner.dtype) if bundle and bundle.adapter else None
+    if attention == "shared" and report.attention != "shared":
+        raise ModelRefused(f"documents of this model cannot be attended where they lie: {report.reason}")
     return Parts(
         runner=runner,
         prompter=prompter,
@@ -106,8 +118,46 @@ def build(
         report=report,
         end_ids=ends,
         links=bundle.links if bundle else None,
-        adapter=bundle.adapter.to(runner.device, runner.dtype) if bundle and bundle.adapter else None,
+        adapter=adapter,
+        sessions=None
+        if attention == "assembled" or report.attention == "assembled"
+        else sessions_of(
+            loader, links=bundle.links if bundle else None, adapter=adapter, bundle=bundle and bundle.digest
+        ),
     )
+
+
+def sessions_of(
+    loader: Loader,
+    *,
+    links: LinkTokens | None = None,
+    adapter: Adapter | None = None,
+    bundle: str | None = None,
+    device_budget_bytes: int | None = None,
+) -> Sessions:
+    """Return what shares documents between requests: a device tier over a loader, and a tree of known beginnings.
+
+    Args:
+        bundle: Digest of what links and adapter come from.
+        device_budget_bytes: What both may take; see `device_bytes`.
+    """
+    runner = loader.runner
+    budget = device_bytes(runner.device) if device_budget_bytes is None else device_budget_bytes
+    tree = budget // BEGINNINGS_SHARE
+    return Sessions(
+        runner=runner,
+        residency=Residency(loader, budget_bytes=budget - tree),
+        beginnings=Beginnings(budget_bytes=tree),
+        links=links,
+        adapter=adapter,
+        root=root_of(loader, bundle=(bundle or "") if adapter else ""),
+        bundle=bundle or "",
+    )
+
+
+def root_of(loader: Loader, *, bundle: str) -> tuple[str, ...]:
+    """Return what known beginnings are shared among: the model, what adapts it, and the scope."""
+    return loader.identity.model, bundle, loader.identity.scope.hex()
 
 
 def _bundle(

@@ -1,8 +1,9 @@
 """The engine: documents and a question in, an answer out; each document computed once and reused at any place.
 
-    ids -> entries (store, else encode) -> assembled buffer -> prefill of links and T -> decode
+    ids -> documents (resident, store, else encode) -> known beginning -> prefill of links and T -> decode
 
-One thread runs the model at a time. Without documents a prompt is one plain causal forward of the base model.
+Documents are attended where they lie (shared), or laid out in a buffer of each prompt (assembled); never both in one
+engine. One thread runs the model at a time. Without documents a prompt is one plain causal forward of the base model.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +16,13 @@ import torch
 
 from kvlink.core.errors import InputError, TextUnavailable
 from kvlink.engine.assembled import Assembled
-from kvlink.engine.build import SinkKind, build
+from kvlink.engine.build import Attention, SinkKind, build
 from kvlink.engine.loader import Ids, Loader
 from kvlink.engine.prefetch import Prefetch
 from kvlink.engine.prefiller import Prefiller, share
-from kvlink.engine.request import DocumentLike, Overflow, Request, as_documents, build_request
+from kvlink.engine.request import DocumentLike, Order, Overflow, Request, as_documents, build_request
+from kvlink.engine.session import Sessions
+from kvlink.engine.shared_prefiller import SharedPrefiller
 from kvlink.engine.stream import Stream
 from kvlink.engine.usage import Answer, DocumentUsage, Timings
 from kvlink.models.adapter import Adapter
@@ -52,14 +55,18 @@ class Engine:
         end_ids: Iterable[int] = (),
         links: LinkTokens | None = None,
         adapter: Adapter | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
+        """Take the parts; with `sessions` documents are attended where they lie, else assembled for each prompt."""
         self.runner = runner
         self.loader = loader
         self.report = report
         self.assembler = Assembler(runner, links=links, adapter=adapter)
         self._prompter = prompter
         self._end_ids = frozenset(end_ids)
-        self._prefiller = Prefiller(assembler=self.assembler, loader=loader)
+        self.sessions = sessions
+        self._assembling = Prefiller(assembler=self.assembler, loader=loader, lock=sessions and sessions.lock)
+        self._prefiller = SharedPrefiller(sessions) if sessions else self._assembling
 
     @classmethod
     def from_pretrained(
@@ -76,6 +83,7 @@ class Engine:
         store_key: bytes | None = None,
         links: str | Path | Bundle | None = "auto",
         foreign_links: bool = False,
+        attention: Attention = "auto",
     ) -> "Engine":
         """Load a model, prove that reuse is exact on it, and open a store.
 
@@ -92,6 +100,8 @@ class Engine:
             links: Trained link tokens: a file that `kvlink train` wrote, a ready bundle, `auto` for those that ship for
                 exactly this model, or None for none.
             foreign_links: Take links of other weights of the same shape, such as another quantisation.
+            attention: `shared` reads documents where they lie, `assembled` copies them into each prompt; `auto` shares
+                where the probe found it exact.
 
         Raises:
             ModelRefused: Reuse would not be exact on this model; the message holds the figures.
@@ -112,6 +122,7 @@ class Engine:
                 store_key=store_key,
                 links=links,
                 foreign_links=foreign_links,
+                attention=attention,
             )
         )
 
@@ -211,6 +222,7 @@ class Engine:
         stop: str | Sequence[str] = (),
         on_overflow: Overflow = "error",
         reuse: bool = True,
+        order: Order = "given",
     ) -> Answer:
         """Answer a question from documents, greedily.
 
@@ -223,6 +235,7 @@ class Engine:
             stop: Strings at which the answer ends; not part of it.
             on_overflow: What to do with more than the context holds: `error`, or `drop_last` documents.
             reuse: False computes the very same ids in one causal forward, for comparison.
+            order: `reuse` lets the model read documents in the order behind whose beginning most is known.
         """
         stream = self.stream(
             docs,
@@ -233,6 +246,7 @@ class Engine:
             stop=stop,
             on_overflow=on_overflow,
             reuse=reuse,
+            order=order,
         )
         for _ in stream:
             pass
@@ -249,6 +263,7 @@ class Engine:
         stop: str | Sequence[str] = (),
         on_overflow: Overflow = "error",
         reuse: bool = True,
+        order: Order = "given",
     ) -> Stream:
         """Answer like `generate`, piece by piece: iterate for text, then read `.answer`."""
         if max_new_tokens < 1:
@@ -257,7 +272,9 @@ class Engine:
         request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
         times = Timings(tokenise_s=perf_counter() - start)
         return Stream(
-            self._prefiller.prefilled(request, room=max_new_tokens, labels=labels, reuse=reuse, times=times),
+            self._prefiller.prefilled(
+                request, room=max_new_tokens, labels=labels, reuse=reuse, order=order, times=times
+            ),
             decode=self._prefiller.decode,
             to_text=self.prompter.decode,
             end_ids=self._end_ids,
@@ -282,7 +299,7 @@ class Engine:
             max_new_tokens: Positions to leave free in the context; generate is told its own number.
         """
         request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
-        with self._prefiller.prefilled(request, room=0, labels=labels, last=False) as prefilled:
+        with self._assembling.prefilled(request, room=0, labels=labels, last=False) as prefilled:
             stock, last = self.assembler.hand_over(prefilled.cache), prefilled.cache.length
             adapter = prefilled.cache.adapter
         device = self.runner.device
@@ -312,9 +329,39 @@ class Engine:
             segments = tuple(ids for part in parts for ids in part)
         return self.loader.prefetch(segments, priority)
 
-    def forget_systems(self) -> None:
-        """Forget keys and values of S; they are computed again when they are needed."""
-        self._prefiller.forget_systems()
+    def over(self, loader: Loader, *, uses: Callable[[str], bool] = lambda _: True) -> "Engine":
+        """Return an engine for other documents: the same model, device tier and known beginnings, another loader.
+
+        Args:
+            loader: Of the same model; its scope shares nothing with others.
+            uses: Whether a document's name is used; what is not does not stay on the device.
+        """
+        sessions = self.sessions
+        if sessions is not None:
+            root = (*sessions.root[:-1], loader.identity.scope.hex())
+            sessions = sessions.over(sessions.residency.over(loader, uses=uses), root=root)
+        return Engine(
+            runner=self.runner,
+            prompter=self._prompter,
+            loader=loader,
+            report=self.report,
+            end_ids=self._end_ids,
+            links=self.assembler.links,
+            adapter=self.assembler.adapter,
+            sessions=sessions,
+        )
+
+    def forget(self, *names: str) -> bool:
+        """Let no new request find documents of these names on the device, nor what was computed behind them.
+
+        Returns:
+            Whether nothing of them is left there. If not, running requests read them: calling it again asks again.
+        """
+        return self.sessions is None or self.sessions.forget(*names)
+
+    def forget_beginnings(self) -> None:
+        """Forget keys and values of known beginnings, S among them; they are computed again when they are needed."""
+        self._prefiller.forget_beginnings()
 
     def close(self) -> None:
         """Let go of what was loaded ahead, and close the store."""

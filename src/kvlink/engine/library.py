@@ -55,6 +55,7 @@ class Library:
         self.store: Store = engine.store if engine else store or DiskStore(self.folder / ENTRIES)
         self._engines: dict[bytes, Engine] = {}
         self._rebuilt: dict[str, Rebuilt] | None = None
+        self._leaving: set[str] = set()
         with suppress(StoreError):  # it is tried again with the next removal
             self._sweep()
 
@@ -244,15 +245,7 @@ class Library:
         if scope not in self._engines:
             known = self._catalogue
             loader = Rebuilder.over(base.loader, scope=scope, sources=known.sources, uses=known.uses, told=self._told)
-            self._engines[scope] = Engine(
-                runner=base.runner,
-                prompter=base.prompter,
-                loader=loader,
-                report=base.report,
-                end_ids=base.prompter.end_ids,
-                links=base.assembler.links,
-                adapter=base.assembler.adapter,
-            )
+            self._engines[scope] = base.over(loader, uses=known.uses)
         return self._engines[scope]
 
     def _segments(self, engine: Engine, record: Record) -> list[Segment]:
@@ -310,7 +303,11 @@ class Library:
         for name in self._catalogue.doomed():
             self.store.delete(name)
             self._catalogue.gone(name)
-        return self._catalogue.purge() if self._catalogue.must_purge else True
+            self._leaving.add(name)
+        if self._base is None or self._base.forget(*self._leaving):
+            self._leaving.clear()
+        purged = self._catalogue.purge() if self._catalogue.must_purge else True
+        return purged and not self._leaving
 
     def _listings(self) -> list[Listing]:
         readings = [] if self._base is None else [_reading(self._engine(scope)) for scope in self._catalogue.scopes()]

@@ -10,14 +10,15 @@ from dataclasses import replace
 from itertools import islice
 from threading import Lock
 from time import perf_counter
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from kvlink.engine.loader import Ids, Loaded, Loader, LoadTimes
-from kvlink.engine.request import Request
+from kvlink.engine.request import Order, Request
+from kvlink.engine.residency import Held
 from kvlink.engine.stream import Prefilled
 from kvlink.engine.usage import DocumentUsage, Source, Timings, Usage
 from kvlink.models.assembler import Assembler
@@ -37,14 +38,14 @@ class Prefiller:
         lock: Held by whoever runs the model.
     """
 
-    def __init__(self, *, assembler: Assembler, loader: Loader) -> None:
-        self.lock = Lock()
+    def __init__(self, *, assembler: Assembler, loader: Loader, lock: Any = None) -> None:
+        self.lock = lock or Lock()
         self._assembler = assembler
         self._runner = assembler.runner
         self._loader = loader
         self._systems: OrderedDict[Ids, Prefix] = OrderedDict()
 
-    def forget_systems(self) -> None:
+    def forget_beginnings(self) -> None:
         """Forget keys and values of S; they are computed again when they are needed."""
         self._systems.clear()
 
@@ -57,6 +58,7 @@ class Prefiller:
         labels: bool,
         last: bool = True,
         reuse: bool = True,
+        order: Order = "given",
         times: Timings = Timings(),  # noqa: B008 (frozen)
     ) -> Generator[Prefilled]:
         """Compute a prompt and hold its buffer while the block lasts.
@@ -65,17 +67,18 @@ class Prefiller:
             room: Rows for the answer.
             last: False leaves the prompt's last token to be computed by whoever continues.
             reuse: False computes everything in one causal forward.
+            order: Of no effect: no beginning is known but S.
             times: What was spent before.
         """
         with self.lock, torch.inference_mode(mode=False):  # the buffer outlives the mode that a caller may be in
-            if request.prompt.documents and reuse:
+            if request.prompt.segments and reuse:
                 prefilled = self._reuse(request, room=room, last=last, times=times)
             else:
                 start = perf_counter()
                 upto = None if last else request.prompt.num_tokens - 1
                 cache, logits = self._assembler.prefill_plain(request.prompt, room=room, upto=upto)
                 self._runner.synchronize()
-                rows = _computed(request)
+                rows = computed_rows(request)
                 usage = Usage(request.prompt.num_tokens, 0, 0, 0, "exact", documents=rows)
                 prefilled = Prefilled(cache, logits, room, usage, replace(times, forward_s=perf_counter() - start))
         try:
@@ -103,7 +106,7 @@ class Prefiller:
             cache = self._assembler.assemble(layout, prefix=prefix, entries=entries, room=room)
             runner.synchronize()
             rotate_s = perf_counter() - start
-            rows = _rows(request, loaded)
+            rows = document_rows(request, loaded)
             cached = sum(segment.entry.num_tokens for segment in loaded if segment.codec)
         start = perf_counter()
         logits = self._assembler.prefill(cache, prompt, layout, upto=None if last else len(layout) - 1)
@@ -132,7 +135,7 @@ class Prefiller:
         return self._systems[ids], known
 
 
-def _computed(request: Request) -> tuple[DocumentUsage, ...]:
+def computed_rows(request: Request) -> tuple[DocumentUsage, ...]:
     """Say of each document in the prompt that it was part of one full forward."""
     rows = list(request.rows)
     for index in request.kept:
@@ -140,10 +143,11 @@ def _computed(request: Request) -> tuple[DocumentUsage, ...]:
     return tuple(rows)
 
 
-def _rows(request: Request, loaded: Sequence[Loaded]) -> tuple[DocumentUsage, ...]:
+def document_rows(request: Request, loaded: Sequence[Loaded | Held]) -> tuple[DocumentUsage, ...]:
     """Fill in where each document came from: the farthest place from which one of its segments came."""
     rows, left = list(request.rows), iter(loaded)
-    for index, document in zip(request.kept, request.prompt.documents, strict=True):
+    documents = (document for turn in request.prompt.turns for document in turn.documents)
+    for index, document in zip(request.kept, documents, strict=True):
         segments = list(islice(left, len(document)))
         farthest = max(segments, key=lambda segment: SOURCES.index(segment.source))
         reasons = [segment.reason for segment in segments if segment.source == "encoded"]

@@ -17,6 +17,8 @@ type_of_document = "a text, a Document, or a mapping with `text` and perhaps `ti
 
 DocumentLike = str | Document | Mapping[str, str]
 Overflow = Literal["error", "drop_last"]
+Order = Literal["given", "reuse"]
+"""Documents as they were given, or those first behind which most is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor
 
 from kvlink.core.errors import InputError
 from kvlink.engine.usage import Answer, Timings, Usage
-from kvlink.models.cache import SlotCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,13 +21,13 @@ class Prefilled:
     """A computed prompt.
 
     Attributes:
-        cache: The buffer, with `room` rows free for the answer.
+        cache: What a decode appends to, with room for the answer.
         logits: The prompt's last row, or no row if its last token was left out.
         usage: Without the completion.
         times: Without first token and total.
     """
 
-    cache: SlotCache
+    cache: Any
     logits: Float[Tensor, "kept vocab"]
     room: int
     usage: Usage
@@ -52,7 +51,7 @@ class Stream(Iterator[str]):
         self,
         prompt: AbstractContextManager[Prefilled],
         *,
-        decode: Callable[[SlotCache, int], Float[Tensor, " vocab"]],
+        decode: Callable[[Any, int], Float[Tensor, " vocab"]],
         to_text: Callable[[list[int]], str],
         end_ids: Collection[int],
         stop: tuple[str, ...],

@@ -52,11 +52,12 @@ class Usage:
     Attributes:
         prompt_tokens: Ids of S, labels, documents and T; links are not counted.
         cached_tokens: Those of them that were not computed now.
-        link_tokens: Link tokens computed.
+        link_tokens: Link tokens in the prompt.
         completion_tokens: Ids of the answer, its end included.
         mode: `documents` when entries were reused, `exact` when everything was one causal forward.
         labels: Whether documents were labelled `[1] `, `[2] `, ...
         documents: One row per document, in the request's order.
+        known_links: Link tokens that were not computed now, since the prompt's beginning was known.
     """
 
     prompt_tokens: int
@@ -66,11 +67,12 @@ class Usage:
     mode: Literal["exact", "documents"]
     labels: bool = False
     documents: tuple[DocumentUsage, ...] = ()
+    known_links: int = 0
 
     @property
     def computed_tokens(self) -> int:
         """Tokens of the prompt that went through the model now, links and fresh encodes included."""
-        return self.prompt_tokens - self.cached_tokens + self.link_tokens
+        return self.prompt_tokens - self.cached_tokens + self.link_tokens - self.known_links
 
     def to_json(self) -> dict[str, Any]:
         """Return the block that Python, the command line and the server show alike."""

@@ -127,7 +127,7 @@ def _arms(
                 def run() -> tuple[float, Mapping[str, float]]:
                     order = shuffler.sample(texts, len(texts))
                     if cold:
-                        arm.forget_systems()
+                        arm.forget_beginnings()
                         drop_page_cache(Path(folder))
                     times = arm.generate(order, question, max_new_tokens=1).timings
                     parts = asdict(times)
