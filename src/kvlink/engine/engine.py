@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from kvlink.core.errors import InputError, TextUnavailable
+from kvlink.core.layout import Turn
 from kvlink.engine.assembled import Assembled
 from kvlink.engine.build import Attention, SinkKind, build
+from kvlink.engine.chat import Chat
 from kvlink.engine.loader import Ids, Loader
 from kvlink.engine.prefetch import Prefetch
 from kvlink.engine.prefiller import Prefiller, share
@@ -63,6 +65,7 @@ class Engine:
         self.report = report
         self.assembler = Assembler(runner, links=links, adapter=adapter)
         self._prompter = prompter
+        self._chats: dict[str, Chat] = {}
         self._end_ids = frozenset(end_ids)
         self.sessions = sessions
         self._assembling = Prefiller(assembler=self.assembler, loader=loader, lock=sessions and sessions.lock)
@@ -264,12 +267,17 @@ class Engine:
         on_overflow: Overflow = "error",
         reuse: bool = True,
         order: Order = "given",
+        history: Sequence[Turn] = (),
     ) -> Stream:
-        """Answer like `generate`, piece by piece: iterate for text, then read `.answer`."""
+        """Answer like `generate`, piece by piece: iterate for text, then read `.answer`.
+
+        Args:
+            history: Earlier turns as ids; `chat` keeps them for you.
+        """
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; an answer has at least one token")
         start = perf_counter()
-        request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
+        request = self._request(docs, question, system, labels, max_new_tokens, on_overflow, history)
         times = Timings(tokenise_s=perf_counter() - start)
         return Stream(
             self._prefiller.prefilled(
@@ -282,6 +290,21 @@ class Engine:
             start=start,
             warnings=request.warnings,
         )
+
+    def chat(self, name: str, *, system: str | None = None, labels: bool = False) -> Chat:
+        """Return the conversation of this name; a new one if there is none.
+
+        Args:
+            name: Names it in this engine.
+            system, labels: As in `generate`, for all of its turns; a conversation that goes on keeps its own.
+        """
+        if name not in self._chats:
+            self._chats[name] = Chat(self.stream, self.prompter, cut=self.cuts_documents, system=system, labels=labels)
+        return self._chats[name]
+
+    def end_chat(self, name: str) -> None:
+        """Forget a conversation. What was computed for it stays a known beginning until there is no room for it."""
+        self._chats.pop(name, None)
 
     def assemble(
         self,
@@ -382,6 +405,7 @@ class Engine:
         labels: bool,
         room: int,
         on_overflow: Overflow,
+        history: Sequence[Turn] = (),
     ) -> Request:
         return build_request(
             self.prompter,
@@ -394,6 +418,7 @@ class Engine:
             room=room,
             context=self.report.context,
             on_overflow=on_overflow,
+            history=history,
         )
 
 

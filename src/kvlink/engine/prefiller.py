@@ -144,10 +144,10 @@ def computed_rows(request: Request) -> tuple[DocumentUsage, ...]:
 
 
 def document_rows(request: Request, loaded: Sequence[Loaded | Held]) -> tuple[DocumentUsage, ...]:
-    """Fill in where each document came from: the farthest place from which one of its segments came."""
-    rows, left = list(request.rows), iter(loaded)
-    documents = (document for turn in request.prompt.turns for document in turn.documents)
-    for index, document in zip(request.kept, documents, strict=True):
+    """Fill in where each document of the last turn came from: the farthest place from which a segment of it came."""
+    earlier = sum(len(document) for turn in request.prompt.history for document in turn.documents)
+    rows, left = list(request.rows), iter(loaded[earlier:])
+    for index, document in zip(request.kept, request.prompt.documents, strict=True):
         segments = list(islice(left, len(document)))
         farthest = max(segments, key=lambda segment: SOURCES.index(segment.source))
         reasons = [segment.reason for segment in segments if segment.source == "encoded"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kvlink.core.document import Document
 from kvlink.core.errors import ContextOverflow, InputError
-from kvlink.core.layout import Prompt
+from kvlink.core.layout import Prompt, Turn
 from kvlink.engine.usage import DocumentUsage
 from kvlink.models.prompt import Prompter
 
@@ -73,6 +73,7 @@ def build_request(
     room: int,
     context: int,
     on_overflow: Overflow,
+    history: Sequence[Turn] = (),
 ) -> Request:
     """Turn a request into ids that fit the context.
 
@@ -82,6 +83,7 @@ def build_request(
         room: Tokens to keep free for the answer.
         context: Positions that the model accepts.
         on_overflow: `error`, or `drop_last` to leave out documents from the back until the rest fits.
+        history: Earlier turns of the conversation, which are never left out.
 
     Raises:
         ContextOverflow: It does not fit; the message holds the number of tokens over, links counted.
@@ -103,22 +105,26 @@ def build_request(
         kept.append((len(rows), segments))
         rows.append(DocumentUsage(document.name, sum(map(len, segments)), "encoded"))
 
+    before = sum(len(turn.documents) for turn in history)
+
     def prompt() -> Prompt:
-        tags = tuple(prompter.label_ids(number) for number in range(1, len(kept) + 1)) if labels else ()
-        return Prompt(system_ids, tuple(segments for _, segments in kept), tail, tags)
+        numbers = range(before + 1, before + len(kept) + 1) if labels else ()
+        tags = tuple(prompter.label_ids(number) for number in numbers)
+        return Prompt(system_ids, tuple(segments for _, segments in kept), tail, tags, tuple(history))
 
     layout = prompt().layout(num_links=num_links)
     sizes = [0] * len(kept)
     for span in layout.spans:
-        if span.document is not None:
-            sizes[span.document] += len(span)
+        if span.document is not None and span.document >= before:
+            sizes[span.document - before] += len(span)
     excess = len(layout) + room - context
     while excess > 0:
         if on_overflow == "error" or not kept:
             layout = prompt().layout(num_links=num_links)
+            around = len(layout) - layout.num_document_tokens - layout.num_link_tokens
             raise ContextOverflow(
-                f"the prompt has {len(kept)} documents of {layout.num_document_tokens} tokens, "
-                f"{layout.num_link_tokens} link tokens, {len(system_ids)} + {len(tail)} tokens around them and "
+                f"the prompt has {before + len(kept)} documents of {layout.num_document_tokens} tokens, "
+                f"{layout.num_link_tokens} link tokens, {around} tokens around them and "
                 f"{room} for the answer: {excess} more than the context of {context}. "
                 "Hand over fewer documents, ask for fewer new tokens, or pass on_overflow='drop_last'",
                 over=excess,
