@@ -18,7 +18,7 @@ from typing import final
 
 from kvlink.core.errors import DamagedObject, StoreError, StoreFull
 from kvlink.store.base import JSON, BoundedStore, Lease, ObjectStat, StoreStats, check_names, check_step, recoded
-from kvlink.store.codec import CODECS, BytesLike, check_head, open_object
+from kvlink.store.codec import CODECS, BytesLike, StoredObject, check_head, open_object
 from kvlink.store.folder import TEMPORARY, Folder, explained, mtime, num_bytes, read_whole
 from kvlink.store.header import signature_of
 from kvlink.store.sealed import Seal
@@ -174,7 +174,9 @@ class DiskStore(BoundedStore):
                 num_removed += sum(self._remove(path) for path in found)
             return num_removed
 
-    def recompress(self, name: str, codec: str, into: str) -> bool:
+    def recompress(
+        self, name: str, codec: str, into: str, *, wanted: Callable[[StoredObject], bool] = lambda found: True
+    ) -> bool:
         """See `BoundedStore.recompress`. Readers have copies of their own."""
         check_step(name, codec, into)
         old, new = self._path(name, codec), self._path(name, into)
@@ -188,6 +190,8 @@ class DiskStore(BoundedStore):
             )
         except DamagedObject:
             self._set_aside(old)
+            return False
+        if not wanted(found):
             return False
         data = self._seal.wrap(recoded(found, into, secret=self._secret), name=name, codec=into)
         size = memoryview(data).nbytes

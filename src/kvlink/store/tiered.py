@@ -139,6 +139,11 @@ class TieredStore(Store):
                     return tier.store.source, codec, found[codec].num_bytes
         return None
 
+    def wrap_tiers(self, wrap: Callable[[Store], Store]) -> None:
+        """Put another store around each tier's; it is for whoever opens them, before anybody else uses this one."""
+        for tier in self._tiers:
+            tier.store = wrap(tier.store)
+
     def in_host(self, name: str, accept: Sequence[str]) -> bool:
         """Whether memory has an accepted object. Asks no other tier."""
         check_names(name, accept)
