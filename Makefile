@@ -64,7 +64,7 @@ bench: setup ## Measure the committed figures again, into benchmarks/
 	$(BIN)/kvlink bench assembly --json benchmarks/assembly.json
 	$(BIN)/kvlink bench encode --json benchmarks/encode.json
 
-torture: setup ## Run the property tests with many more examples, and kill 300 writers at random moments
+torture: setup ## Run the property tests with many more examples, and kill 300 writers and 300 rebuilders at random moments
 	HYPOTHESIS_PROFILE=torture KVLINK_TORTURE=1 $(PYTEST) -k "random or property or model or any or every or killed" \
 		$(ARGS) tests/core tests/store
 
