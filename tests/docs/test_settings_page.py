@@ -8,7 +8,7 @@ import kvlink
 from kvlink.cli import documents, options
 from kvlink.demo import corpus, questions
 from kvlink.engine import engine, loader, prefiller
-from kvlink.store import disk, recompressing
+from kvlink.store import disk, recompressing, room
 
 PAGE = DOCS / "reference" / "settings.md"
 NUMBERS = {6: "six", 8: "Eight", 14: "fourteen", 20: "twenty"}
@@ -55,7 +55,7 @@ def test_budgets_and_constants_are_those_of_the_code() -> None:
     assert f"{loader.BATCH_TOKENS:,} tokens" in text
     assert f"begins and ends at | {recompressing.HIGH:.0%} and {recompressing.LOW:.0%}".replace("%", " %") in text
     assert f"{disk._TOUCH_S:.0f} s" in text
-    assert f"{disk._SCAN_S:.0f} s" in text
+    assert f"{room.SCAN_S:.0f} s" in text
 
 
 def test_every_environment_variable_of_the_command_line_is_on_the_page() -> None:

@@ -19,6 +19,7 @@ from kvlink.store.folder import Folder
 from kvlink.store.objects import FsspecStore
 from kvlink.store.recompress import check_ladder, recompress
 from kvlink.store.recompressing import RecompressingStore, under_pressure
+from kvlink.store.room import Room
 from kvlink.store.tiered import TieredStore
 
 LADDER = ("int8", "int4")
@@ -370,7 +371,7 @@ def test_a_crash_at_any_step_on_a_disk_leaves_whole_objects(
 def test_between_writing_and_dropping_both_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore(tmp_path, budget_bytes=PLENTY)
     put(store, FIRST)
-    monkeypatch.setattr(DiskStore, "_remove", cut_before(DiskStore._remove, itertools.count(), 0))
+    monkeypatch.setattr(Room, "remove", cut_before(Room.remove, itertools.count(), 0))
     with pytest.raises(Cut):
         store.recompress(FIRST.name, "raw", "int8")
     again = DiskStore(tmp_path, budget_bytes=PLENTY)
@@ -397,14 +398,14 @@ def test_a_name_deleted_by_another_process_meanwhile_does_not_come_back(
 def test_a_deletion_takes_what_is_recompressed_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = (DiskStore(tmp_path, budget_bytes=PLENTY) for _ in range(2))
     put(store, FIRST)
-    remove = DiskStore._remove
+    remove = Room.remove
 
-    def recompressed_before(self: DiskStore, path: Path) -> bool:
-        if self is other and ".raw." in path.name:
+    def recompressed_before(self: Room, path: Path) -> bool:
+        if self is other._room and ".raw." in path.name:
             assert store.recompress(FIRST.name, "raw", "int8")
         return remove(self, path)
 
-    monkeypatch.setattr(DiskStore, "_remove", recompressed_before)
+    monkeypatch.setattr(Room, "remove", recompressed_before)
     other.delete(FIRST.name)
     assert other.names() == set()
 
