@@ -63,8 +63,9 @@ bench: setup ## Measure the committed figures again, into benchmarks/
 	$(BIN)/kvlink bench ttft --documents 10 --tokens 100,200,300,400,500 --repeats 7 --json benchmarks/ttft.json
 	$(BIN)/kvlink bench assembly --json benchmarks/assembly.json
 	$(BIN)/kvlink bench encode --json benchmarks/encode.json
+	$(BIN)/kvlink bench codecs --tokens 1000,100 --json benchmarks/codecs.json
 
-torture: setup ## Run the property tests with many more examples, and kill 300 writers at random moments
+torture: setup ## Run the property tests with many more examples, and kill 300 writers and 300 rebuilders at random moments
 	HYPOTHESIS_PROFILE=torture KVLINK_TORTURE=1 $(PYTEST) -k "random or property or model or any or every or killed" \
 		$(ARGS) tests/core tests/store
 

@@ -46,7 +46,7 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of whoever runs the tests: no store, no cache, no settings of a terminal."""
-    ours = ("STORE", "REMOTE", "BUDGET", "SECRET", "STORE_KEY", "STORE_KEY_FILE")
+    ours = ("STORE", "REMOTE", "BUDGET", "SECRET", "STORE_KEY", "STORE_KEY_FILE", "RECOMPRESS")
     for name in (
         *(f"KVLINK_{name}" for name in ours),
         "NO_COLOR",

@@ -30,6 +30,7 @@ def test_break_even_says_from_where_reuse_pays(run: Run, model: str, tmp_path: P
     assert "where reuse pays" in run(*given).stdout
 
 
+@pytest.mark.allow_hosts(["127.0.0.1"])
 def test_prefetch_serves_traffic_and_draws_it(run: Run, tmp_path: Path) -> None:
     plot = tmp_path / "p.svg"
     given = ("bench", "store", "--prefetch", "--requests", 20, "--network", "1000,0.5", "--plot", plot)

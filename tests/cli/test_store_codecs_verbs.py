@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from kvlink.cli import show
+from kvlink.cli.store import recompressed
+from kvlink.store import DiskStore, MemoryStore, RecompressingStore, TieredStore, under_pressure
+
 Run = Callable[..., Any]
 
 
@@ -123,3 +127,37 @@ def test_wrong_codecs_and_thresholds_are_usage_errors(
 ) -> None:
     done = calibrated(run, model, store, *given)
     assert (done.exit_code, what in done.stderr) == (2, True)
+
+
+# --- under pressure -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["1", "0"])
+def test_a_full_store_recompresses_what_the_gate_has_passed_unless_it_is_switched_off(
+    run: Run, store: Path, model: str, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    assert calibrated(run, model, store, "--thresholds", "half=0,int8=0,int4=0").exit_code == 0
+    number = len(codecs_in(store))
+    monkeypatch.setenv("KVLINK_RECOMPRESS", variable)
+    with show.open_engine(model, store, None, size_of(store) / 1e9) as engine:
+        if isinstance(engine.store, RecompressingStore):
+            engine.store.settle()
+        told = recompressed(engine.store.stats())
+    assert bool(told) == (set(codecs_in(store)) != {"raw"}) == (variable == "1")
+    left = number - sum(told.values())
+    assert (f"{left} raw" if left else "half") in run("store", "ls", "--store", store).stdout
+
+
+def test_what_each_tier_has_recompressed_is_added_up(tmp_path: Path) -> None:
+    tiers = TieredStore(MemoryStore(budget_bytes=1000), DiskStore(tmp_path))
+    assert recompressed(tiers.stats()) == {}
+    under_pressure(tiers, ladder=("int8",))
+    for number, tier in enumerate(tiers._tiers, start=1):
+        for _ in range(number):
+            tier.store._tally.wrote("int8", 10)
+    assert recompressed(tiers.stats()) == {"int8": 3}
+
+
+def test_what_is_neither_on_nor_off_is_a_usage_error(run: Run, store: Path, model: str, corpus: Path) -> None:
+    done = run("encode", corpus, "-m", model, "--store", store, KVLINK_RECOMPRESS="maybe")
+    assert (done.exit_code, "KVLINK_RECOMPRESS" in done.stderr) == (2, True)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlink.core.pruning import ALWAYS, FIRST, SCORES, kept_rows, keydiff, knorm
+from kvlink.core.pruning import ALWAYS, FIRST, SCORES, expected_attention, kept_rows, keydiff, knorm
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 claim = settings(derandomize=True, deadline=None, max_examples=60)
@@ -94,3 +94,42 @@ def test_keys_that_cannot_be_judged_are_refused(score: str, number: float) -> No
     keys[1, 1, 6] = number
     with pytest.raises(ValueError, match="cannot be judged"):
         SCORES[score](keys)
+
+
+# --- expected attention ---------------------------------------------------------------------------------------------
+
+
+def queries_of(heads: int, *, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and covariance of made-up queries, 2 layers of 4 numbers a head."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, root = (torch.randn(2, heads, 4, *rest, generator=generator).double() for rest in ((), (4,)))
+    return mean, root @ root.mT
+
+
+def test_expected_attention_is_the_share_that_many_queries_give_times_the_values_norm() -> None:
+    keys, values = keys_of(dtype=torch.float64) / 4, keys_of(9, dtype=torch.float64)
+    mean, covariance = queries_of(6)
+    found = expected_attention(keys, values, mean, covariance)
+    generator = torch.Generator().manual_seed(4)
+    for layer, head in ((0, 0), (1, 2)):
+        shares = []
+        for query_head in (2 * head, 2 * head + 1):
+            root = torch.linalg.cholesky(covariance[layer, query_head])
+            drawn = torch.randn(400_000, 4, generator=generator, dtype=torch.float64) @ root.T + mean[layer, query_head]
+            exponentials = (drawn @ keys[layer, head].T / 2).exp().mean(dim=0)  # the expectation that the method solves
+            shares.append(exponentials / exponentials.sum())
+        wanted = sum(shares) / 2 * values[layer, head].norm(dim=-1)
+        assert torch.allclose(found[layer, head], wanted, rtol=0.05)
+
+
+def test_with_a_large_epsilon_only_the_values_count() -> None:
+    keys, values = keys_of(dtype=torch.float64), keys_of(9, dtype=torch.float64)
+    found = expected_attention(keys, values, *queries_of(3), epsilon=1e6)
+    assert found.argsort(dim=-1).equal(values.norm(dim=-1).argsort(dim=-1))
+
+
+def test_expected_attention_refuses_keys_that_are_no_numbers() -> None:
+    keys = keys_of()
+    keys[0, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="no numbers"):
+        expected_attention(keys, keys_of(9), *queries_of(3))

@@ -8,7 +8,7 @@ import kvlink
 from kvlink.cli import documents, options
 from kvlink.demo import corpus, questions
 from kvlink.engine import engine, loader, prefiller
-from kvlink.store import disk
+from kvlink.store import disk, recompressing, room
 
 PAGE = DOCS / "reference" / "settings.md"
 NUMBERS = {6: "six", 8: "Eight", 14: "fourteen", 20: "twenty"}
@@ -26,7 +26,18 @@ def row(name: str) -> str:
 
 
 def test_defaults_of_the_engine_are_those_of_the_code() -> None:
-    for name in ("model", "sink", "store", "tokenizer", "dtype", "device", "context", "secret", "store_key"):
+    for name in (
+        "model",
+        "sink",
+        "store",
+        "tokenizer",
+        "dtype",
+        "device",
+        "context",
+        "secret",
+        "store_key",
+        "recompress",
+    ):
         assert f"| `{default(kvlink.Engine.from_pretrained, name)!r}` |".replace("'", '"') in row(name)
 
 
@@ -42,8 +53,9 @@ def test_budgets_and_constants_are_those_of_the_code() -> None:
     assert "20 GiB" in text
     assert f"{prefiller.KNOWN_SYSTEMS} system prompts" in text
     assert f"{loader.BATCH_TOKENS:,} tokens" in text
+    assert f"begins and ends at | {recompressing.HIGH:.0%} and {recompressing.LOW:.0%}".replace("%", " %") in text
     assert f"{disk._TOUCH_S:.0f} s" in text
-    assert f"{disk._SCAN_S:.0f} s" in text
+    assert f"{room.SCAN_S:.0f} s" in text
 
 
 def test_every_environment_variable_of_the_command_line_is_on_the_page() -> None:
@@ -52,6 +64,7 @@ def test_every_environment_variable_of_the_command_line_is_on_the_page() -> None
         "KVLINK_STORE",
         "KVLINK_STORE_KEY",
         "KVLINK_STORE_KEY_FILE",
+        "KVLINK_RECOMPRESS",
         "XDG_CACHE_HOME",
         "HF_HUB_OFFLINE",
         "OMP_NUM_THREADS",

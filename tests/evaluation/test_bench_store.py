@@ -27,6 +27,9 @@ from kvlink.evaluation.bench.store_soak import runs_of as runs_of_soak
 from kvlink.evaluation.plot import plot_prefetch
 from kvlink.store.redis import RedisStore
 
+pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
+"""The network between a store and its server is one of the loopback."""
+
 TRAFFIC = Traffic(requests=20, documents=8, tokens=60, each=2, blocks=2)
 NETWORKS = (Network(1e9, 0.0005), Network(1e8, 0.002))
 

@@ -12,7 +12,7 @@ from specimens import STORE_KEY, Clock, MakeStore
 
 from kvlink.store import DiskStore, MemoryStore, Store
 from kvlink.store.objects import FsspecStore
-from kvlink.store.recompress import RecompressingStore
+from kvlink.store.recompressing import RecompressingStore
 from kvlink.store.redis import RedisStore
 from kvlink.store.tiered import TieredStore
 

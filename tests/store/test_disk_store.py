@@ -164,14 +164,14 @@ def test_what_others_evict_at_the_same_moment_is_room_as_well(
     put(store, FIRST)
     clock.now += 100
     put(store, SECOND)
-    rescan = store._rescan
+    rescan = store._room.rescan
 
     def rescan_and_lose() -> object:
         found = rescan()
         path_of(root, FIRST).unlink()
         return found
 
-    monkeypatch.setattr(store, "_rescan", rescan_and_lose)
+    monkeypatch.setattr(store._room, "rescan", rescan_and_lose)
     put(store, THIRD)
     assert store.names() == {SECOND.name, THIRD.name}
     assert (store.stats().evictions, store.stats().used_bytes) == (0, 2 * SIZE)
@@ -555,7 +555,7 @@ def test_a_folder_removed_while_it_is_written_to_is_made_again(
 
 
 def test_removing_a_file_that_is_gone_is_no_error(store: DiskStore, root: Path) -> None:
-    assert store._remove(path_of(root, FIRST)) is False
+    assert store._room.remove(path_of(root, FIRST)) is False
 
 
 def test_a_real_disk_of_256_kib_fills_up_and_stays_sound(small_disk: Path, clock: Clock) -> None:

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 from specimens import put
-from victims import OBJECTS, OPERATIONS, SURVIVED, Expected, Plan, Scaffold, random_steps
+from victims import (
+    CHECK,
+    OBJECTS,
+    OPERATIONS,
+    SURVIVED,
+    WITH_LIBRARY,
+    Expected,
+    Plan,
+    Scaffold,
+    random_steps,
+)
 
 from kvlink.store import DiskStore
 
@@ -99,6 +109,30 @@ def test_a_folder_survives_killed_processes_at_random_moments(scaffold: Scaffold
     store.gc()
     assert store.names() == {one.name for one in OBJECTS}
     assert list((root / "quarantine").iterdir()) == []
+
+
+def test_a_library_that_is_rebuilt_survives_killed_processes_at_random_moments(tmp_path: Path) -> None:
+    """Documents change while objects of others are put, evicted, recompressed and deleted in the same folder."""
+    root, log, expected = tmp_path / "store", str(tmp_path / "log"), Expected()
+    check = Plan(root=str(root), log=str(tmp_path / "log of checks"), steps=[(CHECK, 0)])
+    num_killed = 0
+    with Scaffold("victims, rebuilds") as scaffold:
+        for seed in range(300 if TORTURE else 3):
+            steps = [("rebuild", seed % len(OBJECTS)), *random_steps(seed, 2000, WITH_LIBRARY)]
+            plan = Plan(root=str(root), log=log, steps=steps, die_after_s=random.Random(seed).uniform(0.0, 0.5))
+            Path(log).write_bytes(b"")
+            num_killed += scaffold.run(plan) == [KILLED]
+            expected.follow(plan)
+            expected.check(root)
+            assert scaffold.run(check) == [SURVIVED]
+        assert num_killed == seed + 1
+        assert len((tmp_path / "journal").read_text().splitlines()) > seed
+        for path in (root / "objects").rglob("*.raw.safetensors"):
+            path.write_bytes(path.read_bytes()[:-1] + b"\xa5")
+        assert scaffold.run(check) == [SURVIVED]
+        with (tmp_path / "journal").open("a") as journal:
+            journal.write(">d0:'a text that nobody put'\n")
+        assert scaffold.run(check) == [1]
 
 
 def test_eight_processes_on_one_folder_of_which_four_are_killed_serve_nothing_false(

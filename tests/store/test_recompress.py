@@ -16,7 +16,10 @@ from kvlink.core.fingerprint import fingerprint
 from kvlink.store import CODECS, BoundedStore, DiskStore, MemoryStore, Store, disk, encode, folder, open_object
 from kvlink.store.base import recoded
 from kvlink.store.folder import Folder
-from kvlink.store.recompress import RecompressingStore, check_ladder, recompress
+from kvlink.store.objects import FsspecStore
+from kvlink.store.recompress import check_ladder, recompress
+from kvlink.store.recompressing import RecompressingStore, under_pressure
+from kvlink.store.room import Room
 from kvlink.store.tiered import TieredStore
 
 LADDER = ("int8", "int4")
@@ -368,7 +371,7 @@ def test_a_crash_at_any_step_on_a_disk_leaves_whole_objects(
 def test_between_writing_and_dropping_both_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DiskStore(tmp_path, budget_bytes=PLENTY)
     put(store, FIRST)
-    monkeypatch.setattr(DiskStore, "_remove", cut_before(DiskStore._remove, itertools.count(), 0))
+    monkeypatch.setattr(Room, "remove", cut_before(Room.remove, itertools.count(), 0))
     with pytest.raises(Cut):
         store.recompress(FIRST.name, "raw", "int8")
     again = DiskStore(tmp_path, budget_bytes=PLENTY)
@@ -395,14 +398,14 @@ def test_a_name_deleted_by_another_process_meanwhile_does_not_come_back(
 def test_a_deletion_takes_what_is_recompressed_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = (DiskStore(tmp_path, budget_bytes=PLENTY) for _ in range(2))
     put(store, FIRST)
-    remove = DiskStore._remove
+    remove = Room.remove
 
-    def recompressed_before(self: DiskStore, path: Path) -> bool:
-        if self is other and ".raw." in path.name:
+    def recompressed_before(self: Room, path: Path) -> bool:
+        if self is other._room and ".raw." in path.name:
             assert store.recompress(FIRST.name, "raw", "int8")
         return remove(self, path)
 
-    monkeypatch.setattr(DiskStore, "_remove", recompressed_before)
+    monkeypatch.setattr(Room, "remove", recompressed_before)
     other.delete(FIRST.name)
     assert other.names() == set()
 
@@ -507,7 +510,7 @@ def test_it_ends_with_the_store_and_takes_no_more_puts_for_work(make_bounded: Ma
     put(store, *MANY[:3])
     store.close()
     store.close()
-    assert all(not thread.is_alive() for thread in store._worker._threads)
+    assert store._pass is None
     put(store, *MANY[3:6])
 
 
@@ -529,3 +532,70 @@ def test_every_codec_that_keeps_all_tokens_can_stand_on_a_ladder(make_bounded: M
     store: BoundedStore = make_bounded(budget_bytes=PLENTY)
     put(store, FIRST)
     assert dict(recompress(store, ladder).written) == dict.fromkeys(ladder, 1)
+
+
+# --- whose objects --------------------------------------------------------------------------------------------------
+
+
+def test_objects_of_another_model_are_read_once_and_left_alone(
+    make_bounded: MakeStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_bounded(budget_bytes=6 * SIZE)
+    put_in_turn(store, clock, *MANY[:6])
+    tried: list[str] = []
+    recompressing = type(store).recompress
+
+    def counted(self: BoundedStore, name: str, codec: str, into: str, **options: object) -> bool:
+        tried.append(name)
+        return recompressing(self, name, codec, into, **options)
+
+    monkeypatch.setattr(type(store), "recompress", counted)
+    theirs = RecompressingStore(store, ladder=LADDER, model="c3" * 32)
+    theirs.settle()
+    put_in_turn(theirs, clock, MANY[6])
+    assert sorted(tried) == sorted({one.name for one in MANY[:7]})
+    assert (theirs.stats().recompression.written, theirs.stats().recompression.failures) == ({}, 0)
+    ours = RecompressingStore(store, ladder=LADDER, model=IDENTITY.model)
+    ours.settle()
+    assert ours.stats().recompression.written
+
+
+def test_what_is_not_wanted_stays_and_the_store_is_as_it_was(make_bounded: MakeStore) -> None:
+    store = make_bounded(budget_bytes=PLENTY)
+    put(store, FIRST)
+    before = store.stats()
+    assert not store.recompress(FIRST.name, "raw", "int8", wanted=lambda found: found.name != FIRST.name)
+    assert (codecs(store, FIRST), store.stats()) == ([["raw"]], before)
+    assert store.recompress(FIRST.name, "raw", "int8", wanted=lambda found: found.codec == "raw")
+
+
+def test_a_store_of_which_nothing_can_become_smaller_is_not_looked_through_with_each_put(
+    make_bounded: MakeStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RecompressingStore(make_bounded(budget_bytes=300 * SIZE), ladder=("int8",), high=0.0, low=0.0)
+    looks = 0
+    looking = type(store._store).names
+
+    def counted(self: BoundedStore) -> set[str]:
+        nonlocal looks
+        looks += 1
+        return looking(self)
+
+    monkeypatch.setattr(type(store._store), "names", counted)
+    put_in_turn(store, clock, *MANY[:9])
+    assert looks == 3
+
+
+# --- around stores that others made ---------------------------------------------------------------------------------
+
+
+def test_only_stores_that_keep_a_budget_are_put_under_pressure(tmp_path: Path) -> None:
+    remote = FsspecStore(f"file://{tmp_path}/remote")
+    tiers = TieredStore(MemoryStore(budget_bytes=PLENTY), DiskStore(tmp_path / "disk"), remote)
+    assert under_pressure(tiers, ladder=LADDER) is tiers
+    host, disk, last = (tier.store for tier in tiers._tiers)
+    assert [type(one) for one in (host, disk)] == [RecompressingStore] * 2
+    assert last is remote
+    assert under_pressure(remote, ladder=LADDER) is remote
+    assert under_pressure(host, ladder=("half",)) is host
+    tiers.close()

@@ -13,7 +13,8 @@ from specimens import Clock, put
 from test_recompress import ANY, LADDER, MANY, SIZE
 
 from kvlink.store import BoundedStore, DiskStore, Lease, MemoryStore
-from kvlink.store.recompress import RecompressingStore, recompress
+from kvlink.store.recompress import recompress
+from kvlink.store.recompressing import RecompressingStore
 
 WHICH = st.sampled_from(range(6))
 BUDGET = 3 * SIZE

@@ -11,7 +11,7 @@ from specimens import IDENTITY, Clock, MakeStore, Specimen, lying_bytes, put, sp
 from kvlink.core.errors import DamagedObject, StoreFull
 from kvlink.store import DiskStore, MemoryStore, Store, encode
 from kvlink.store.objects import FsspecStore
-from kvlink.store.recompress import RecompressingStore
+from kvlink.store.recompressing import RecompressingStore
 from kvlink.store.redis import RedisStore
 from kvlink.store.tiered import TieredStore
 

@@ -226,7 +226,7 @@ def test_a_search_that_begins_while_the_name_is_deleted_promotes_nothing(
     disk.delete = search_then_delete
     assert tiers.delete(FIRST.name) == 1
     assert holders(FIRST, host, disk, remote) == []
-    assert not tiers._deleting
+    assert not tiers._flights._deleting
     put(tiers, FIRST)
     assert [got(tiers, FIRST), got(tiers, FIRST)] == ["disk", "host"]
 
@@ -252,7 +252,7 @@ def await_searchers(tiers: TieredStore, number: int) -> None:
     tick = threading.Event()
     for _ in range(6000):
         with tiers._lock:
-            if sum(flight.passengers for flight in tiers._flights.values()) == number:
+            if sum(flight.passengers for flight in tiers._flights._flights.values()) == number:
                 return
         tick.wait(0.01)
     raise AssertionError(f"{number} never waited at once")
@@ -271,7 +271,7 @@ def test_of_many_that_ask_at_once_one_reads(host: MemoryStore, disk: DiskStore, 
     assert gate.reads == 1
     assert {lease.source for lease in leases} == {"disk"}
     assert all(lease.object.data == FIRST.data for lease in leases)
-    assert (tiers.stats().hits, tiers._flights) == (8, {})
+    assert (tiers.stats().hits, tiers._flights._flights) == (8, {})
 
 
 def test_a_shared_lease_ends_with_the_last_reader(host: MemoryStore) -> None:

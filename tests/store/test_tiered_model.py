@@ -153,7 +153,7 @@ class TierMachine(RuleBasedStateMachine):
             assert set(self.tiers.stat(OBJECTS[which].name)) == ({"raw"} if tiers else set())
         stats = self.tiers.stats()
         assert (stats.hits, stats.misses) == (self.hits, self.misses)
-        assert (self.tiers._flights, self.tiers._deleting) == ({}, {})
+        assert (self.tiers._flights._flights, self.tiers._flights._deleting) == ({}, {})
 
 
 def test_tiers_agree_with_a_dict() -> None:

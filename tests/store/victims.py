@@ -1,6 +1,7 @@
 """Processes that work on one folder and are killed in the middle of it, and what may be there afterwards.
 
-torch is imported once, in a process that forks the victims. To torture another operation, add it to `OPERATIONS`.
+torch is imported once, in a process that forks the victims; so is the model that the operations of `WITH_LIBRARY` need,
+where these are asked for. To torture another operation, add it to `OPERATIONS`.
 """
 
 import fcntl
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from kvlink.store import DiskStore, encode
 OBJECTS = [specimen(seed, tokens=40) for seed in range(6)]
 SMALL = [encode(one.entry, IDENTITY, codec="int8") for one in OBJECTS]
 SIZE = OBJECTS[0].data.nbytes
+NAMES = {one.name for one in OBJECTS}
 SURVIVED = 0
 
 State = frozenset[str]
@@ -107,6 +110,26 @@ OPERATIONS = {
 }
 
 
+def of_library(work: str) -> Operation:
+    """Return what `rebuilds` does with a library in the folder: the objects here are none of its business."""
+
+    def run(store: DiskStore, which: int) -> None:
+        import rebuilds
+
+        getattr(rebuilds, work)(store, which)
+
+    return Operation(run)
+
+
+WITH_LIBRARY = OPERATIONS | {
+    "rebuild": of_library("rebuild"),
+    "remove a document": of_library("remove"),
+    "recompress a library": of_library("recompress"),
+}
+CHECK = "check a library"
+EVERY = WITH_LIBRARY | {CHECK: of_library("check")}
+
+
 def check(which: int, codec: str, data: memoryview) -> None:
     """Refuse bytes that are not those that were put, or that recompression makes of them."""
     if data != (OBJECTS[which].data if codec == "raw" else SMALL[which]):
@@ -131,9 +154,9 @@ class Plan:
     die_after_s: float | None = None
 
 
-def random_steps(seed: int, number: int) -> list[tuple[str, int]]:
+def random_steps(seed: int, number: int, among: dict[str, Operation] = OPERATIONS) -> list[tuple[str, int]]:
     draw = random.Random(seed)
-    return [(draw.choice(list(OPERATIONS)), draw.randrange(len(OBJECTS))) for _ in range(number)]
+    return [(draw.choice(list(among)), draw.randrange(len(OBJECTS))) for _ in range(number)]
 
 
 def live(plan: Plan) -> None:
@@ -145,7 +168,7 @@ def live(plan: Plan) -> None:
     store = DiskStore(plan.root, store_key=STORE_KEY if plan.sealed else None)
     for operation, which in plan.steps:
         note(log, b"<")
-        OPERATIONS[operation].work(store, which)
+        EVERY[operation].work(store, which)
         note(log, b">")
 
 
@@ -184,6 +207,8 @@ def serve() -> None:
                 try:
                     live(plan)
                     code = SURVIVED
+                except Exception:
+                    traceback.print_exc()
                 finally:
                     sys.stderr.flush()
                     os._exit(code)
@@ -202,16 +227,24 @@ def say(line: str) -> None:
 
 
 class Scaffold:
-    """The process that forks the victims, while a block lasts."""
+    """The process that forks the victims, while a block lasts.
+
+    Args:
+        modules: What it imports before: all that the victims need.
+    """
+
+    def __init__(self, modules: str = "victims") -> None:
+        self.modules = modules
 
     def __enter__(self) -> "Scaffold":
-        here = str(Path(__file__).parent)
+        here = Path(__file__).parent
+        places = os.pathsep.join(map(str, (here, here.parent, here.parent / "engine")))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "import victims; victims.serve()"],
+            [sys.executable, "-c", f"import {self.modules}; victims.serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": here},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (places, os.environ.get("PYTHONPATH"))))},
         )
         assert self.process.stdout.readline() == "ready\n"
         return self
@@ -240,12 +273,12 @@ class Expected:
         noted = Path(plan.log).read_bytes()
         num_done = noted.count(b">")
         for operation, which in plan.steps[:num_done]:
-            self._after(OPERATIONS[operation], which, cut_off=False)
+            self._after(EVERY[operation], which, cut_off=False)
             if operation == "keep a setting":
                 self.settings.add(which)
         if noted.count(b"<") > num_done:
             operation, which = plan.steps[num_done]
-            self._after(OPERATIONS[operation], which, cut_off=True)
+            self._after(EVERY[operation], which, cut_off=True)
 
     def _after(self, operation: Operation, which: int, *, cut_off: bool) -> None:
         ends = set(chain.from_iterable(operation.ends(state) for state in self.states[which]))

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvlink.cli import options, show
-from kvlink.cli.store import fill, lost
+from kvlink.cli.store import fill, lost, recompressed
 
 Folder = Annotated[Path, typer.Argument(help="A folder of text files (.md, .txt, ...), or one file.")]
 
@@ -70,6 +70,10 @@ def encode(
             f"{counts['skipped']} skipped; the store holds {fill(stats)}",
             highlight=False,
         )
+        smaller = recompressed(stats)
+        if smaller:
+            told = ", ".join(f"{count} to {codec}" for codec, count in smaller.items())
+            show.err.print(f"the store is full: the least used were recompressed, {told}", highlight=False)
         for warning in lost(stats):
             show.err.print(f"[yellow]warning[/] {escape(warning)}", highlight=False)
         if evicted := stats.evictions - before:
@@ -83,6 +87,7 @@ def encode(
                 "seconds": seconds,
                 "tokens": tokens,
                 "evicted": evicted,
+                "recompressed": smaller,
                 **counts,
                 "documents": [row.to_json() for row in rows],
             }

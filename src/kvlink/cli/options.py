@@ -74,6 +74,14 @@ def secret() -> bytes | None:
     return found.encode() if found else None
 
 
+def recompresses() -> bool:
+    """Return whether a store that fills up is recompressed into what the model's gate has passed."""
+    found = os.environ.get("KVLINK_RECOMPRESS") or "1"
+    if found not in ("0", "1"):
+        raise typer.BadParameter(f"{found!r} is neither 0 nor 1", param_hint="KVLINK_RECOMPRESS")
+    return found == "1"
+
+
 def open_store(store: str | Path | None, budget: float, remote: str | None = None) -> "AnyStore":
     """Open a store, signed with the secret in KVLINK_SECRET and sealed with the key in KVLINK_STORE_KEY, if any.
 

@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from kvlink.cli.options import dtype_named, open_store, secret
+from kvlink.cli.options import dtype_named, open_store, recompresses, secret
 from kvlink.core.errors import KVLinkWarning
 
 if TYPE_CHECKING:
@@ -74,8 +74,9 @@ def open_engine(
     remote: str | None = None,
     links: str | None = "auto",
     foreign_links: bool = False,
+    recompress: bool = True,
 ) -> "Engine":
-    """Load a model and open the store, showing that it goes on."""
+    """Load a model and open the store, showing that it goes on; KVLINK_RECOMPRESS=0 keeps it from recompressing."""
     with waiting(f"loading {model}, checking that its keys can be moved"):
         from kvlink.engine.engine import Engine
 
@@ -89,6 +90,7 @@ def open_engine(
                 secret=secret(),
                 links=None if links == "none" else links,
                 foreign_links=foreign_links,
+                recompress=recompress and recompresses(),
             )
     for warning in caught:
         err.print(f"[yellow]warning[/] {warning.message}", highlight=False)

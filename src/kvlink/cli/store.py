@@ -1,5 +1,6 @@
 """`store ls|verify|gc`: look after a store. Needs no model."""
 
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,18 @@ def fill(stats: "StoreStats") -> str:
     if not stats.budget_bytes:
         return "what a server keeps account of"
     return f"{show.size(stats.used_bytes)} of at most {show.size(stats.budget_bytes)}"
+
+
+def recompressed(stats: "StoreStats") -> dict[str, int]:
+    """Return how many objects recompression in the background has written, by codec, all tiers together."""
+    from kvlink.store.recompressing import RecompressingStats
+    from kvlink.store.tier import TieredStats
+
+    counts: Counter[str] = Counter()
+    for one in [tier.stats for tier in stats.tiers] if isinstance(stats, TieredStats) else [stats]:
+        if isinstance(one, RecompressingStats):
+            counts.update(one.recompression.written)
+    return dict(counts)
 
 
 def lost(stats: "StoreStats") -> list[str]:
@@ -75,7 +88,9 @@ def ls(store: options.Store = None, json: options.Json = None) -> None:
             rows.append({"name": name, "codec": codec, "bytes": stat.num_bytes, "last_use": stat.last_use})
         console = show.out(json)
         console.print(table)
-        console.print(f"the store holds {fill(opened.stats())}", highlight=False)
+        counts = Counter(codec for _, _, codec in found)
+        told = f": {', '.join(f'{count} {codec}' for codec, count in counts.items())}" if counts else ""
+        console.print(f"the store holds {fill(opened.stats())}{told}", highlight=False)
         write_results(json, "store ls", rows)
 
 

@@ -123,7 +123,7 @@ def calibrate(
     rows = [row for name in split_names(tasks) for row in task_rows(name, data=data, limit=limit, seed=seed)]
     if not rows:
         raise InputError(f"{tasks} has no rows: nothing can be scored")
-    with show.open_engine(model, store, dtype, budget, links=None) as engine:
+    with show.open_engine(model, store, dtype, budget, links=None, recompress=False) as engine:
         digest = engine.model_info["digest"]
         bench = Bench(engine.runner, engine.prompter, engine.report.context, digest)
         with show.bar() as progress:

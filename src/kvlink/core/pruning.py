@@ -50,6 +50,41 @@ def keydiff(keys: Keys) -> Scores:
     return -torch.nn.functional.cosine_similarity(directions, mean, dim=-1)
 
 
+def expected_attention(
+    keys: Keys,
+    values: Float[Tensor, "layers kv_heads tokens value_dim"],
+    mean: Float[Tensor, "layers heads head_dim"],
+    covariance: Float[Tensor, "layers heads head_dim head_dim"],
+    *,
+    epsilon: float = 0.0,
+) -> Scores:
+    """Prefer tokens that queries to come would attend, weighed by the norms of their values.
+
+    The only score that knows a model: what its queries are like. No codec uses it, because on the demo's model it kept
+    answers less well than `keydiff` (`benchmarks/pruning.json`). The source weighs with values behind the output
+    projection, and gives no document a place of its own.
+
+    Args:
+        keys: Keys behind RoPE, at their places; unlike those of the other scores.
+        values: The values.
+        mean, covariance: Of the queries, turned to the positions where they are expected and averaged over them.
+        epsilon: Is added to each share of attention, so that values count where attention is next to nothing.
+
+    Raises:
+        ValueError: As in `knorm`.
+
+    Source: Devoto et al. 2025 (Expected Attention: KV Cache Compression by Estimating Attention from Future Queries).
+    """
+    wide, dim = _wide(keys), keys.shape[-1]
+    group = mean.shape[1] // keys.shape[1]
+    each = wide.repeat_interleave(group, dim=1)  # [layers, heads, tokens, head_dim]
+    linear = torch.einsum("lhtd,lhd->lht", each, mean.to(wide)) / dim**0.5
+    square = torch.einsum("lhtd,lhde,lhte->lht", each, covariance.to(wide), each) / (2 * dim)
+    shares = (linear + square).softmax(dim=-1) + epsilon  # [layers, heads, tokens]
+    shares = shares.unflatten(1, (-1, group)).mean(dim=2)  # [layers, kv_heads, tokens]
+    return shares * torch.linalg.vector_norm(values.to(wide), dim=-1)
+
+
 SCORES: Mapping[str, Callable[[Keys], Scores]] = MappingProxyType({"knorm": knorm, "keydiff": keydiff})
 """Ways to judge, by name."""
 

@@ -23,8 +23,9 @@ from kvlink.models.probe import ProbeReport, require
 from kvlink.models.prompt import Prompter
 from kvlink.models.runner import Runner
 from kvlink.store.base import Store
-from kvlink.store.codec import RAW
+from kvlink.store.codec import RAW, codec_named
 from kvlink.store.opening import StoreLike, open_store
+from kvlink.store.recompressing import under_pressure
 
 SinkKind = Literal["header", "bos", "none"]
 Attention = Literal["auto", "shared", "assembled"]
@@ -60,6 +61,7 @@ def build(
     links: str | Path | Bundle | None,
     foreign_links: bool,
     attention: Attention,
+    recompress: bool,
 ) -> Parts:
     """Load and wire the parts; arguments and errors as in `Engine.from_pretrained`."""
     if isinstance(model, (str, Path)):
@@ -76,7 +78,7 @@ def build(
         warnings.warn(report.reason, KVLinkWarning, stacklevel=3)
     ends = loaded.end_ids
     prompter = None if loaded.tokenizer is None else Prompter(tokenizer=loaded.tokenizer, end_ids=ends)
-    kept = open_store(store, secret=secret, store_key=store_key)
+    kept, passed = _store(store, loaded.digest, secret, store_key, recompress=recompress)
     bundle = _bundle(links, runner, loaded, foreign=foreign_links)
     sink_ids = _sink_ids(kept, loaded.digest, prompter, sink)
     if bundle is not None and bundle.card.sink_ids != sink_ids:
@@ -100,7 +102,7 @@ def build(
         sink=runner.prefix(sink_ids),
         provenance={"model": loaded.name, "template": prompter.template_version if prompter else ""},
         secret=secret,
-        accept=(RAW, *passed_codecs(kept, loaded.digest)),
+        accept=(RAW, *passed),
     )
     if prompter:
         ends = prompter.end_ids
@@ -158,6 +160,16 @@ def sessions_of(
 def root_of(loader: Loader, *, bundle: str) -> tuple[str, ...]:
     """Return what known beginnings are shared among: the model, what adapts it, and the scope."""
     return loader.identity.model, bundle, loader.identity.scope.hex()
+
+
+def _store(
+    named: StoreLike, digest: str, secret: bytes | None, store_key: bytes | None, *, recompress: bool
+) -> tuple[Store, tuple[str, ...]]:
+    """Return the store, and what the model's gate has passed there: only into that is anything recompressed."""
+    opened = open_store(named, secret=secret, store_key=store_key)
+    passed = passed_codecs(opened, digest)
+    ladder = [codec for codec in passed if not codec_named(codec).prunes]
+    return (under_pressure(opened, ladder=ladder, model=digest) if recompress and ladder else opened), passed
 
 
 def _bundle(

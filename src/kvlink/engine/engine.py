@@ -35,6 +35,7 @@ from kvlink.models.probe import ProbeReport
 from kvlink.models.prompt import Prompter
 from kvlink.models.runner import Runner
 from kvlink.store.base import Store
+from kvlink.store.codec import CODECS
 from kvlink.store.opening import StoreLike
 
 MAX_NEW_TOKENS = 128
@@ -87,6 +88,7 @@ class Engine:
         links: str | Path | Bundle | None = "auto",
         foreign_links: bool = False,
         attention: Attention = "auto",
+        recompress: bool = True,
     ) -> "Engine":
         """Load a model, prove that reuse is exact on it, and open a store.
 
@@ -105,6 +107,8 @@ class Engine:
             foreign_links: Take links of other weights of the same shape, such as another quantisation.
             attention: `shared` reads documents where they lie, `assembled` copies them into each prompt; `auto` shares
                 where the probe found it exact.
+            recompress: When the store fills up, write this model's least used entries in the codecs that its gate has
+                passed (`kvlink store calibrate`), before any entry is dropped.
 
         Raises:
             ModelRefused: Reuse would not be exact on this model; the message holds the figures.
@@ -126,6 +130,7 @@ class Engine:
                 links=links,
                 foreign_links=foreign_links,
                 attention=attention,
+                recompress=recompress,
             )
         )
 
@@ -199,13 +204,16 @@ class Engine:
                 tokens = sum(map(len, segments))
                 if tokens > self.report.context:
                     done(index, _too_long(document.name, tokens, self.report.context))
-                elif absent := [ids for ids in segments if not self.loader.has(ids)]:
+                    continue
+                codecs = {ids: self.loader.codec_of(ids) for ids in segments}
+                if absent := [ids for ids in segments if codecs[ids] is None]:
                     part = share(len(absent), len(segments))
                     partial[index] = DocumentUsage(document.name, tokens, "encoded", reason=part), set(absent)
                     for ids in dict.fromkeys(absent):
                         waiting.setdefault(ids, []).append(index)
                 else:
-                    done(index, DocumentUsage(document.name, tokens, self.store.source, "raw", "already in the store"))
+                    worst = max(filter(None, codecs.values()), key=list(CODECS).index)
+                    done(index, DocumentUsage(document.name, tokens, self.store.source, worst, "already in the store"))
             for loaded in self.loader.encode(waiting, must_keep=True):
                 for index in waiting[loaded.entry.token_ids]:
                     row, absent = partial[index]

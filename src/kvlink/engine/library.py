@@ -6,7 +6,6 @@ A request tokenises the text that the catalogue holds, so it never answers from 
 an edit left alone stay; changed ones keep their longest common beginning. Used by the thread that runs the engine.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
@@ -17,11 +16,11 @@ from typing import Any
 from kvlink.core.document import Document
 from kvlink.core.errors import InputError, StoreError
 from kvlink.core.fingerprint import SHARED
-from kvlink.core.simhash import near_pairs
 from kvlink.engine.catalogue import Catalogue
 from kvlink.engine.engine import Engine
+from kvlink.engine.overview import Overview
 from kvlink.engine.rebuild import Rebuilder, Rebuilt
-from kvlink.engine.record import Job, Listing, Near, Put, Record, Row, Segment, Status, Worked
+from kvlink.engine.record import Job, Listing, Put, Record, Row, Segment, Status, Worked
 from kvlink.engine.schema import ENTRIES
 from kvlink.engine.stream import Stream
 from kvlink.engine.usage import Answer, DocumentUsage
@@ -192,36 +191,17 @@ class Library:
 
     def rows(self) -> list[Row]:
         """Return one row per document, by scope and id."""
-        sizes = self._sizes()
-        return [self._row(listing, sizes) for listing in self._listings()]
+        return Overview(self.listings(), self.store).rows()
 
     def listings(self) -> list[Listing]:
         """Return every document without its text: parent, metadata and the names of its entries."""
-        return self._listings()
+        readings = [] if self._base is None else [_reading(self._engine(scope)) for scope in self._catalogue.scopes()]
+        return self._catalogue.listings(readings=readings)
 
     def status(self) -> Status:
         """Return counts, bytes, what is pending, and near-duplicates with what they cost."""
-        sizes, listings = self._sizes(), self._listings()
-        rows = [self._row(listing, sizes) for listing in listings]
-        states = Counter(row.state for row in rows)
-        near: list[Near] = []
-        for _, group in groupby(zip(listings, rows, strict=True), key=lambda pair: pair[0].scope):
-            same = list(group)
-            for i, j, bits in near_pairs([listing.simhash for listing, _ in same]):
-                (one, _), (other, _) = same[i], same[j]
-                if one.digest != other.digest:
-                    alone = (sum(map(sizes.__getitem__, names)) for names in _apart(one, other))
-                    near.append(Near(one.id, other.id, bits, min(alone)))
-        return Status(
-            documents=len(rows),
-            tokens=sum(row.tokens for row in rows),
-            ready=states["ready"],
-            pending=states["pending"],
-            jobs=self._catalogue.count_jobs(),
-            removing=len(self._catalogue.doomed()),
-            bytes=sum(sizes[name] for name in {name for listing in listings for name in listing.names}),
-            near=tuple(near),
-        )
+        overview = Overview(self.listings(), self.store)
+        return overview.status(jobs=self._catalogue.count_jobs(), removing=len(self._catalogue.doomed()))
 
     def close(self) -> None:
         """Close the catalogue; an engine that was handed over stays open."""
@@ -309,41 +289,7 @@ class Library:
         purged = self._catalogue.purge() if self._catalogue.must_purge else True
         return purged and not self._leaving
 
-    def _listings(self) -> list[Listing]:
-        readings = [] if self._base is None else [_reading(self._engine(scope)) for scope in self._catalogue.scopes()]
-        return self._catalogue.listings(readings=readings)
-
-    def _sizes(self) -> "_Sizes":
-        return _Sizes(self.store)
-
-    def _row(self, listing: Listing, sizes: "_Sizes") -> Row:
-        ready = bool(listing.segments) and all(sizes[segment.name] for segment in listing.segments)
-        return Row(
-            listing.id,
-            listing.scope,
-            tokens=sum(segment.tokens for segment in listing.segments),
-            segments=len(listing.segments),
-            state="ready" if ready else "pending",
-            bytes=sum(map(sizes.__getitem__, listing.names)),
-        )
-
-
-class _Sizes(dict[str, int]):
-    """Bytes of all objects of a name, asked of the store once."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__()
-        self._store = store
-
-    def __missing__(self, name: str) -> int:
-        self[name] = sum(stat.num_bytes for stat in self._store.stat(name).values())
-        return self[name]
-
 
 def _reading(engine: Engine) -> str:
     """Return what decides the names of a text's entries: the identity of the model, and whether documents are cut."""
     return f"{engine.loader.name(())}{'/cut' if engine.cuts_documents else ''}"
-
-
-def _apart(one: Listing, other: Listing) -> tuple[frozenset[str], frozenset[str]]:
-    return one.names - other.names, other.names - one.names

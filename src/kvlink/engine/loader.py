@@ -134,7 +134,12 @@ class Loader:
 
     def has(self, ids: Ids) -> bool:
         """Whether the store holds an accepted object of this segment (not yet verified)."""
-        return any(kept in self._accept for kept in self.store.stat(self.name(ids)))
+        return self.codec_of(ids) is not None
+
+    def codec_of(self, ids: Ids) -> str | None:
+        """Return in which codec the store holds this segment (not yet verified), the best accepted one, or None."""
+        found = self.store.stat(self.name(ids))
+        return next((codec for codec in self._accept if codec in found), None)
 
     def prefetch(self, segments: Sequence[Ids], priority: int = 0) -> Prefetch:
         """Load segments ahead, the greatest priority first, then in order of arrival; what is absent stays so.

@@ -6,7 +6,8 @@ from kvlink.store.codec import CODECS, StoredObject, check_head, encode, open_ob
 from kvlink.store.disk import DiskStore, GcReport, Verdict
 from kvlink.store.memory import MemoryStore
 from kvlink.store.opening import host_bytes, open_remote, open_store
-from kvlink.store.recompress import RecompressingStore, RecompressReport
+from kvlink.store.recompress import RecompressReport
+from kvlink.store.recompressing import RecompressingStats, RecompressingStore, under_pressure
 from kvlink.store.remote import RemoteStore
 from kvlink.store.remote_stats import RemoteStats
 from kvlink.store.sealed import Seal, store_key
@@ -24,6 +25,7 @@ __all__ = [
     "MemoryStore",
     "ObjectStat",
     "RecompressReport",
+    "RecompressingStats",
     "RecompressingStore",
     "RemoteStats",
     "RemoteStore",
@@ -43,4 +45,5 @@ __all__ = [
     "open_remote",
     "open_store",
     "store_key",
+    "under_pressure",
 ]

@@ -5,7 +5,7 @@ It is a cache: whatever it lost, it says so by a miss; whatever it returns has b
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, final
@@ -154,7 +154,9 @@ class BoundedStore(Store):
     """A store that keeps a budget itself, and that can put an object in another codec in its own place."""
 
     @abstractmethod
-    def recompress(self, name: str, codec: str, into: str) -> bool:
+    def recompress(
+        self, name: str, codec: str, into: str, *, wanted: Callable[[StoredObject], bool] = lambda found: True
+    ) -> bool:
         """Put an object in another codec, in place of the one in `codec` and of any in `into`.
 
         The new object is made of the decoded old one, is written whole, and only then the old one is dropped: what is
@@ -162,8 +164,8 @@ class BoundedStore(Store):
         for it, and the old bytes are not counted while the new ones are written.
 
         Returns whether it was done. Where not, nothing has changed: the old object is not there, does not verify (it is
-        then quarantined), is being read from this store's memory, was used or deleted meanwhile, or the new one would
-        be no smaller.
+        then quarantined), is none that is `wanted`, is being read from this store's memory, was used or deleted
+        meanwhile, or the new one would be no smaller.
 
         Raises:
             ValueError: The entry has no place in the codec `into`, or one of the two leaves tokens out.

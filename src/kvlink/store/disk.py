@@ -12,20 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import final
 
-from kvlink.core.errors import DamagedObject, StoreError, StoreFull
+from kvlink.core.errors import DamagedObject, StoreError
 from kvlink.store.base import JSON, BoundedStore, Lease, ObjectStat, StoreStats, check_names, check_step, recoded
-from kvlink.store.codec import CODECS, BytesLike, check_head, open_object
-from kvlink.store.folder import TEMPORARY, Folder, explained, mtime, num_bytes, read_whole
+from kvlink.store.codec import CODECS, BytesLike, StoredObject, check_head, open_object
+from kvlink.store.folder import Folder, explained, mtime, num_bytes, read_whole
 from kvlink.store.header import signature_of
+from kvlink.store.room import Kind, Room
 from kvlink.store.sealed import Seal
 
 _TOUCH_S = 60.0
-_SCAN_S = 30.0
-_LITTER_S = 3600.0
 _OBJECT = re.compile(r"([0-9a-f]{64})\.([a-z0-9]+)\.safetensors")
 
 
@@ -54,25 +52,6 @@ class GcReport:
     num_evicted: int
     num_folders: int
     freed_bytes: int
-
-
-class _Kind(IntEnum):
-    """What a file is, in the order in which files go when room is needed."""
-
-    LITTER = 0
-    QUARANTINED = 1
-    OBJECT = 2
-    FRESH = 3  # somebody may be writing it: never removed
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """A file as a scan saw it."""
-
-    path: Path
-    kind: _Kind
-    num_bytes: int
-    mtime: float
 
 
 @final
@@ -109,20 +88,18 @@ class DiskStore(BoundedStore):
         """
         self._seal = Seal(store_key)
         self._folder = Folder(root, signature=signature_of(secret), seal=self._seal)
-        self._budget_bytes = budget_bytes
+        self._room = Room(self._folder, budget_bytes=budget_bytes, clock=clock)
         self._secret = secret
         self._clock = clock
         self._writing = threading.Lock()
         self._counting = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._used_bytes = 0
-        self._scanned_at = 0.0
         with explained("open", self._folder.root):
             self._folder.establish()
-            for file in self._rescan():
-                if file.kind is _Kind.LITTER:
+            for file in self._room.rescan():
+                if file.kind is Kind.LITTER:
                     with suppress(OSError):  # a read-only folder can still be read
-                        self._remove(file.path)
+                        self._room.remove(file.path)
 
     def get(self, name: str, accept: Sequence[str]) -> Lease | None:
         """See `Store.get`. The bytes are in private memory, so a lease holds nothing on the disk.
@@ -134,7 +111,7 @@ class DiskStore(BoundedStore):
             path = self._path(name, codec)
             try:
                 with explained("read", path):
-                    read = read_whole(path, at_most=self._budget_bytes)
+                    read = read_whole(path, at_most=self._room.budget_bytes)
                 if read is None:
                     continue
                 data, mtime = read
@@ -157,9 +134,9 @@ class DiskStore(BoundedStore):
         path, size = self._path(name, codec), memoryview(data).nbytes
         with self._writing, explained("write", path, needed=size):
             replaced = num_bytes(path)
-            self._make_room(path, size, size - replaced)
+            self._room.make(path, size, size - replaced)
             self._folder.publish(path, data, now=self._clock())
-            self._used_bytes += size - replaced
+            self._room.used_bytes += size - replaced
         self._count("puts")
 
     def delete(self, name: str, codec: str | None = None) -> int:
@@ -168,18 +145,20 @@ class DiskStore(BoundedStore):
         pattern = f"{name}.{codec or '*'}.safetensors"
         with self._writing, explained("delete from", self._folder.root):
             for path in list(self._folder.quarantine.glob(pattern)):
-                self._remove(path)
+                self._room.remove(path)
             folder, num_removed = self._path(name, "raw").parent, 0
             while found := list(folder.glob(pattern)):  # another process may put one in place of another meanwhile
-                num_removed += sum(self._remove(path) for path in found)
+                num_removed += sum(self._room.remove(path) for path in found)
             return num_removed
 
-    def recompress(self, name: str, codec: str, into: str) -> bool:
+    def recompress(
+        self, name: str, codec: str, into: str, *, wanted: Callable[[StoredObject], bool] = lambda found: True
+    ) -> bool:
         """See `BoundedStore.recompress`. Readers have copies of their own."""
         check_step(name, codec, into)
         old, new = self._path(name, codec), self._path(name, into)
         with explained("read", old):
-            read = read_whole(old, at_most=self._budget_bytes)
+            read = read_whole(old, at_most=self._room.budget_bytes)
         if read is None:
             return False
         try:
@@ -189,25 +168,27 @@ class DiskStore(BoundedStore):
         except DamagedObject:
             self._set_aside(old)
             return False
+        if not wanted(found):
+            return False
         data = self._seal.wrap(recoded(found, into, secret=self._secret), name=name, codec=into)
         size = memoryview(data).nbytes
         with self._writing, explained("write", new, needed=size):
             replaced, freed = num_bytes(new), num_bytes(old)
             # As where an object is overwritten, the old bytes are not counted: a full folder could shrink no more.
-            over = self._used_bytes + size - replaced - freed > self._budget_bytes
+            over = self._room.used_bytes + size - replaced - freed > self._room.budget_bytes
             if mtime(old) != read[1] or size >= freed or over:
                 return False
             self._folder.publish(new, data, now=max(read[1], mtime(new) or 0.0))
-            self._used_bytes += size - replaced
-            if self._remove(old):
+            self._room.used_bytes += size - replaced
+            if self._room.remove(old):
                 return True
-            self._used_bytes -= freed
-            self._remove(new)  # another process has deleted the name since
+            self._room.used_bytes -= freed
+            self._room.remove(new)  # another process has deleted the name since
             return False
 
     def names(self) -> set[str]:
         """See `Store.names`."""
-        return {key[0] for file in self._scan() if file.kind is _Kind.OBJECT and (key := self._key(file.path))}
+        return {key[0] for file in self._room.scan() if file.kind is Kind.OBJECT and (key := self._key(file.path))}
 
     def stat(self, name: str) -> dict[str, ObjectStat]:
         """See `Store.stat`."""
@@ -229,10 +210,10 @@ class DiskStore(BoundedStore):
                 hits=self._counts["hits"],
                 misses=self._counts["misses"],
                 puts=self._counts["puts"],
-                evictions=self._counts["evictions"],
+                evictions=self._room.num_evicted,
                 quarantined=self._counts["quarantined"],
-                used_bytes=self._used_bytes,
-                budget_bytes=self._budget_bytes,
+                used_bytes=self._room.used_bytes,
+                budget_bytes=self._room.budget_bytes,
             )
 
     def setting(self, key: str) -> JSON:
@@ -255,8 +236,8 @@ class DiskStore(BoundedStore):
 
     def verify(self) -> Iterator[Verdict]:
         """Verify every file below `objects`; move and touch none. Files that are being written are left out."""
-        for file in self._scan():
-            if file.kind is not _Kind.OBJECT:
+        for file in self._room.scan():
+            if file.kind is not Kind.OBJECT:
                 continue
             name, codec = self._key(file.path) or (None, None)
             error = None
@@ -264,7 +245,7 @@ class DiskStore(BoundedStore):
                 error = "its name and place are not those of any object that this version knows"
             else:
                 try:
-                    read = read_whole(file.path, at_most=self._budget_bytes)
+                    read = read_whole(file.path, at_most=self._room.budget_bytes)
                     if read is None:
                         continue
                     clear = self._seal.unwrap(read[0], name=name, codec=codec)
@@ -280,9 +261,9 @@ class DiskStore(BoundedStore):
             StoreUnusable: The folder cannot be written.
         """
         with self._writing, explained("collect in", self._folder.root):
-            files, before = self._rescan(), self._used_bytes
-            gone = Counter(f.kind for f in files if f.kind <= _Kind.QUARANTINED and self._remove(f.path))
-            num_evicted = self._evict([file for file in files if file.kind is _Kind.OBJECT], 0)
+            files, before = self._room.rescan(), self._room.used_bytes
+            gone = Counter(f.kind for f in files if f.kind <= Kind.QUARANTINED and self._room.remove(f.path))
+            num_evicted = self._room.evict([file for file in files if file.kind is Kind.OBJECT], 0)
             num_folders = 0
             for folder, _, _ in os.walk(self._folder.objects, topdown=False):
                 if Path(folder) != self._folder.objects:
@@ -290,11 +271,11 @@ class DiskStore(BoundedStore):
                         Path(folder).rmdir()
                         num_folders += 1
             return GcReport(
-                num_litter=gone[_Kind.LITTER],
-                num_quarantined=gone[_Kind.QUARANTINED],
+                num_litter=gone[Kind.LITTER],
+                num_quarantined=gone[Kind.QUARANTINED],
                 num_evicted=num_evicted,
                 num_folders=num_folders,
-                freed_bytes=before - self._used_bytes,
+                freed_bytes=before - self._room.used_bytes,
             )
 
     def _path(self, name: str, codec: str) -> Path:
@@ -307,67 +288,6 @@ class DiskStore(BoundedStore):
             return None
         return match[1], match[2]
 
-    def _scan(self) -> Iterator[_File]:
-        """Look at every file. Files may come and go meanwhile."""
-        now = self._clock()
-        for path in self._folder.files():
-            with suppress(FileNotFoundError):
-                found = path.lstat()
-                if path.name.endswith(TEMPORARY):
-                    kind = _Kind.LITTER if now - found.st_mtime > _LITTER_S else _Kind.FRESH
-                else:
-                    kind = _Kind.QUARANTINED if path.parent == self._folder.quarantine else _Kind.OBJECT
-                yield _File(path, kind, found.st_size, min(found.st_mtime, now))
-
-    def _rescan(self) -> list[_File]:
-        """Return every file, and take the bytes in use from them. Writers are locked out."""
-        files = list(self._scan())
-        self._used_bytes = sum(file.num_bytes for file in files)
-        self._scanned_at = self._clock()
-        return files
-
-    def _make_room(self, path: Path, size: int, growth: int) -> None:
-        """Evict until `growth` more bytes fit, but not `path` itself. Writers are locked out.
-
-        Raises:
-            StoreFull: They cannot fit.
-        """
-        recent = 0 <= self._clock() - self._scanned_at < _SCAN_S
-        over = self._used_bytes + growth > self._budget_bytes
-        if size <= self._budget_bytes and (over or not recent):
-            self._evict(self._rescan(), growth, sparing=path)
-        if max(size, self._used_bytes + growth) > self._budget_bytes:
-            raise StoreFull(
-                f"{path} needs {size} bytes, and {self._used_bytes} of the budget of {self._budget_bytes} are in use; "
-                f"raise the budget of the disk"
-            )
-
-    def _evict(self, files: list[_File], growth: int, *, sparing: Path | None = None) -> int:
-        """Remove files, the least used first, until `growth` more bytes fit; return how many objects went."""
-        num_evicted = 0
-        for file in sorted(files, key=lambda file: (file.kind, file.mtime)):
-            if self._used_bytes + growth <= self._budget_bytes:
-                break
-            if file.kind is _Kind.FRESH or file.path == sparing:
-                continue
-            if self._remove(file.path):
-                num_evicted += file.kind is _Kind.OBJECT
-            else:  # another process needed room, too
-                self._used_bytes -= file.num_bytes
-        self._count("evictions", num_evicted)
-        return num_evicted
-
-    def _remove(self, path: Path) -> bool:
-        """Delete a file with the folders that it leaves empty; return whether it was there. Writers are locked out."""
-        size = num_bytes(path)
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-        self._used_bytes -= size
-        self._folder.prune(path)
-        return True
-
     def _set_aside(self, path: Path) -> None:
         """Move a damaged object into quarantine, in place of an older one of that name."""
         target = self._folder.quarantine / path.name
@@ -376,7 +296,7 @@ class DiskStore(BoundedStore):
                 self._folder.quarantine.mkdir(mode=0o700, exist_ok=True)
                 replaced = num_bytes(target)
                 path.replace(target)
-                self._used_bytes -= replaced
+                self._room.used_bytes -= replaced
             except FileNotFoundError:  # another reader was faster
                 return
             except OSError:  # a read-only folder: it stays where it is, and stays a miss
@@ -391,6 +311,6 @@ class DiskStore(BoundedStore):
             with suppress(OSError):
                 os.utime(path, (now, now), follow_symlinks=False)
 
-    def _count(self, what: str, number: int = 1) -> None:
+    def _count(self, what: str) -> None:
         with self._counting:
-            self._counts[what] += number
+            self._counts[what] += 1

@@ -11,7 +11,7 @@ from typing import final
 
 from kvlink.core.errors import DamagedObject, StoreFull
 from kvlink.store.base import JSON, BoundedStore, Lease, ObjectStat, StoreStats, check_names, check_step, recoded
-from kvlink.store.codec import CODECS, BytesLike, check_head, open_object
+from kvlink.store.codec import CODECS, BytesLike, StoredObject, check_head, open_object
 from kvlink.store.header import canonical_json
 
 
@@ -94,7 +94,9 @@ class MemoryStore(BoundedStore):
         with self._lock:
             return sum(self._drop((name, codec)) for codec in codecs)
 
-    def recompress(self, name: str, codec: str, into: str) -> bool:
+    def recompress(
+        self, name: str, codec: str, into: str, *, wanted: Callable[[StoredObject], bool] = lambda found: True
+    ) -> bool:
         """See `BoundedStore.recompress`. The new object takes the old one's place at once, so it needs no room."""
         check_step(name, codec, into)
         old, new = (name, codec), (name, into)
@@ -107,6 +109,8 @@ class MemoryStore(BoundedStore):
             found = open_object(slot.data, name=name, codec=codec, secret=self._secret)
         except DamagedObject:
             self._quarantine(old, slot)
+            return False
+        if not wanted(found):
             return False
         data = recoded(found, into, secret=self._secret)
         with self._lock:

@@ -6,9 +6,7 @@ A tier that fails is passed over, and counted: a request never fails because of 
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
@@ -16,27 +14,13 @@ from kvlink.core.errors import StoreUnusable
 from kvlink.store.base import JSON, Lease, ObjectStat, Source, Store, check_names
 from kvlink.store.claim import Claim
 from kvlink.store.codec import CODECS, BytesLike, check_head
+from kvlink.store.flights import Flight, Flights, Key
 from kvlink.store.remote import RemoteStore
 from kvlink.store.tier import FAILURES, Tier, TieredStats
 from kvlink.store.writer import Writer
 
 WAITING_BYTES = 2**29
 """Memory that objects may hold while they wait to be written to slower tiers."""
-
-_Key = tuple[str, tuple[str, ...]]
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """One search that serves all who asked for the same while it lasted.
-
-    Attributes:
-        is_void: The name was deleted meanwhile: nothing of it may be promoted any more.
-    """
-
-    is_void: bool
-    passengers: int = 0
-    landed: "Future[Lease | None]" = field(default_factory=Future)
 
 
 @final
@@ -69,30 +53,16 @@ class TieredStore(Store):
         self._keeping = kept or self._tiers
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._flights: dict[_Key, _Flight] = {}
-        self._deleting: Counter[str] = Counter()
+        self._flights = Flights(self._find)
         self._writer = Writer(most_bytes=waiting_bytes)
 
     def get(self, name: str, accept: Sequence[str]) -> Lease | None:
         """See `Store.get`. Of many that ask for the same at the same time, one searches; all get what it finds."""
         check_names(name, accept)
-        key = (name, tuple(accept))
-        with self._lock:
-            flight = self._flights.get(key)
-            leads = flight is None
-            if flight is None:
-                flight = self._flights[key] = _Flight(is_void=name in self._deleting)
-            flight.passengers += 1
-        if leads:
-            self._fly(key, flight)
-        lease = flight.landed.result()
+        lease = self._flights.take(name, accept)
         with self._lock:
             self._counts["misses" if lease is None else "hits"] += 1
-        if lease is None:
-            return None
-        ending = ExitStack()
-        ending.callback(self._leave, flight, lease)
-        return Lease(object=lease.object, source=lease.source, ending=ending)
+        return lease
 
     def put(self, name: str, codec: str, data: BytesLike) -> None:
         """See `Store.put`, and the write policy above. One tier that keeps it is enough; the others are counted.
@@ -123,8 +93,7 @@ class TieredStore(Store):
         """Give an object to all tiers faster than the one of this source, as if it had just been found there."""
         check_names(name, (codec,))
         check_head(data, name=name, codec=codec)
-        with self._lock:
-            flight = _Flight(is_void=name in self._deleting)
+        flight = self._flights.alone(name)
         sources = [tier.store.source for tier in self._tiers]
         for tier in reversed(self._tiers[: sources.index(above) if above in sources else 0]):
             self._promote(name, codec, data, tier, flight)
@@ -138,6 +107,11 @@ class TieredStore(Store):
                 if codec in found:
                     return tier.store.source, codec, found[codec].num_bytes
         return None
+
+    def wrap_tiers(self, wrap: Callable[[Store], Store]) -> None:
+        """Put another store around each tier's; it is for whoever opens them, before anybody else uses this one."""
+        for tier in self._tiers:
+            tier.store = wrap(tier.store)
 
     def in_host(self, name: str, accept: Sequence[str]) -> bool:
         """Whether memory has an accepted object. Asks no other tier."""
@@ -169,14 +143,10 @@ class TieredStore(Store):
         """
         codecs = tuple(CODECS) if codec is None else (codec,)
         check_names(name, codecs)
-        with self._lock:
-            self._deleting[name] += 1
-            for (flying, _), flight in self._flights.items():
-                flight.is_void |= flying == name
-        self._writer.void(name, codec)
         failed: dict[str, Exception] = {}
         gone: set[str] = set()
-        try:
+        with self._flights.deleting(name):
+            self._writer.void(name, codec)
             for tier in self._tiers:
                 errors: list[Exception] = []
                 found = tier.attempt(lambda store: [each for each in codecs if store.delete(name, each)], errors)
@@ -185,10 +155,6 @@ class TieredStore(Store):
                     tier.attempt(lambda store: store.delete(name), errors)
                 if errors:
                     failed[tier.store.source] = errors[0]
-        finally:
-            with self._lock:
-                self._deleting[name] -= 1
-                self._deleting += Counter()  # drops those that are zero
         if failed:
             what = "; ".join(f"{source} ({error})" for source, error in failed.items())
             raise StoreUnusable(f"{name} may still be in {what}; it is gone from all other tiers; delete it again")
@@ -286,20 +252,7 @@ class TieredStore(Store):
     def _remotes(self) -> list[RemoteStore]:
         return [tier.store for tier in self._tiers if isinstance(tier.store, RemoteStore)]
 
-    def _fly(self, key: _Key, flight: _Flight) -> None:
-        """Search, promote, and tell everybody who waits."""
-        try:
-            lease = self._find(key, flight)
-        except BaseException as error:
-            with self._lock:
-                del self._flights[key]
-            flight.landed.set_exception(error)
-            return
-        with self._lock:
-            del self._flights[key]
-        flight.landed.set_result(lease)
-
-    def _find(self, key: _Key, flight: _Flight) -> Lease | None:
+    def _find(self, key: Key, flight: Flight) -> Lease | None:
         for place, tier in enumerate(self._tiers):
             lease = tier.attempt(lambda store: store.get(*key))
             if lease is not None:
@@ -309,7 +262,7 @@ class TieredStore(Store):
                 return lease
         return None
 
-    def _promote(self, name: str, codec: str, data: BytesLike, tier: Tier, flight: _Flight) -> None:
+    def _promote(self, name: str, codec: str, data: BytesLike, tier: Tier, flight: Flight) -> None:
         """Give a tier an object that a slower one had, unless its name is deleted meanwhile."""
         if tier.store.source == "host":  # which takes the very memory over
             self._write(tier, name, codec, data, lambda: flight.is_void, promoted=True)
@@ -327,8 +280,8 @@ class TieredStore(Store):
         promoted: bool = False,
     ) -> None:
         """Queue a write; one that finds no room is counted as a failure of its tier."""
-        with self._lock:
-            if name in self._deleting or is_void():
+        with self._flights.before_deletion(name) as in_time:
+            if not in_time or is_void():
                 return
             size = memoryview(data).nbytes
             write = partial(self._write_behind, tier, name, codec, data, is_void, promoted=promoted)
@@ -361,16 +314,8 @@ class TieredStore(Store):
         tier.attempt(lambda store: store.put(name, codec, data), errors)
         if promoted and not errors:
             tier.promoted()
-        with self._lock:
-            gone = is_void() or name in self._deleting
+        with self._flights.before_deletion(name) as in_time:
+            gone = is_void() or not in_time
         if gone:  # the deletion may have passed this tier before the object was there
             with suppress(*FAILURES):
                 tier.store.delete(name, codec)
-
-    def _leave(self, flight: _Flight, lease: Lease) -> None:
-        """End one of the leases that share what a flight found; with the last, the tier's own ends."""
-        with self._lock:
-            flight.passengers -= 1
-            is_last = not flight.passengers
-        if is_last:
-            lease.release()

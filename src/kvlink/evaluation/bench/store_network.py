@@ -10,7 +10,6 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 from kvlink.core.errors import InputError
 
@@ -37,7 +36,7 @@ class Network:
 
 @contextmanager
 def behind(network: Network, place: Path) -> Generator[str]:
-    """Put a network before a unix socket while the block lasts; yields the URL of its near end.
+    """Put a network before a unix socket while the block lasts; yields the URL of its near end, a port of the loopback.
 
     The proxy is a process of its own, so that it takes no turns with the threads that are measured.
 
@@ -45,22 +44,14 @@ def behind(network: Network, place: Path) -> Generator[str]:
         InputError: It does not start.
     """
     program = Path(__file__).with_name("store_proxy.py")
-    near = place.with_name(f"near-{token_hex(4)}")
-    command = [
-        sys.executable,
-        "-I",
-        str(program),
-        str(near),
-        str(place),
-        repr(network.bytes_per_s),
-        repr(network.latency_s),
-    ]
+    command = [sys.executable, "-I", str(program), str(place), repr(network.bytes_per_s), repr(network.latency_s)]
     proxy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
     assert proxy.stdout is not None
     try:
-        if not proxy.stdout.readline():
+        port = proxy.stdout.readline().strip()
+        if not port:
             raise InputError("the proxy that stands for a network did not start; see what it says above")
-        yield f"unix://{near}"
+        yield f"redis://127.0.0.1:{port}"
     finally:
         proxy.kill()
         proxy.wait()

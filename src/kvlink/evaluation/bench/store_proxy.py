@@ -1,7 +1,7 @@
-"""A network in a process of its own: listens on one unix socket and passes all on to another, but late.
+"""A network in a process of its own: listens on a TCP port of the loopback and passes all on to a socket, but late.
 
-Run as a file, `store_proxy.py HERE THERE BYTES_PER_S LATENCY_S`; it prints a line once it listens. Imports nothing
-of the package, so that it starts at once. No TCP: what its timers do on a loopback is no part of the network.
+Run as a file, `store_proxy.py THERE BYTES_PER_S LATENCY_S`; it prints its port once it listens. Imports nothing of the
+package, so that it starts at once. What waits for more to send is switched off (Nagle): it is no part of the network.
 """
 
 import socket
@@ -37,6 +37,7 @@ def serve(listening: socket.socket, target: str, there: Link, back: Link) -> Non
     with suppress(OSError):
         while True:
             client, _ = listening.accept()
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             server = socket.socket(socket.AF_UNIX)
             server.connect(target)
             for source, sink, link in ((client, server, there), (server, client, back)):
@@ -66,14 +67,14 @@ def _hand_out(sink: socket.socket, passing: "Queue[tuple[float, bytes]]") -> Non
             sink.sendall(data)
 
 
-def main(here: str, target: str, bytes_per_s: float, latency_s: float) -> None:
-    """Listen, say so, and serve until the process is ended."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(here)
+def main(target: str, bytes_per_s: float, latency_s: float) -> None:
+    """Listen on a free port, say which, and serve until the process is ended."""
+    with socket.socket(socket.AF_INET) as listening:
+        listening.bind(("127.0.0.1", 0))
         listening.listen()
-        print("listening", flush=True)  # noqa: T201
+        print(listening.getsockname()[1], flush=True)  # noqa: T201
         serve(listening, target, Link(bytes_per_s, latency_s), Link(bytes_per_s, latency_s))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4]))
+    main(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]))
