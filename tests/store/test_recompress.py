@@ -351,7 +351,7 @@ def test_a_crash_at_any_step_on_a_disk_leaves_whole_objects(
             (Folder, "publish"),
             (folder, "write_whole"),
             (os, "fsync"),
-            (DiskStore, "_remove"),
+            (Room, "remove"),
             (Folder, "prune"),
         ):
             patched.setattr(owner, name, cut_before(getattr(owner, name), times, at))
