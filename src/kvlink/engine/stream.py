@@ -1,4 +1,4 @@
-"""An answer in the making: decode, detokenise, stop, and never show half a character.
+"""An answer in the making: decode, detokenise, stop.
 
 Knows a prefilled prompt and how to decode; knows no documents and no stores.
 """
@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvlink.core.errors import InputError
+from kvlink.engine.detokeniser import Detokeniser
 from kvlink.engine.usage import Answer, Timings, Usage
 
 
@@ -60,9 +61,8 @@ class Stream(Iterator[str]):
     ) -> None:
         self._prompt = prompt
         self._decode = decode
-        self._to_text = to_text
+        self._text = Detokeniser(to_text, stop)
         self._end_ids = end_ids
-        self._stop = tuple(string for string in stop if string)
         self._start = start
         self._warnings = warnings
         self._answer: Answer | None = None
@@ -88,7 +88,8 @@ class Stream(Iterator[str]):
 
     def _run(self) -> Generator[str]:
         ids: list[int] = []
-        text, shown = "", 0
+        pieces: list[str] = []
+        piece = ""
         reason: Literal["stop", "length"] = "length"
         with self._prompt as prompt:
             row = prompt.logits[-1]
@@ -101,32 +102,25 @@ class Stream(Iterator[str]):
                 if token in self._end_ids:
                     reason = "stop"
                     break
-                text = self._to_text(ids)
-                cut = min((at for string in self._stop if (at := text.find(string)) >= 0), default=None)
-                if cut is not None:
-                    text, reason = text[:cut], "stop"
+                piece = self._text.push(token)
+                if self._text.stopped:
+                    reason = "stop"
                     break
                 if len(ids) == prompt.room:
                     break
-                safe = len(text) - _held_back(text, self._stop)
-                if safe > shown:
-                    yield text[shown:safe]
-                    shown = safe
+                if piece:
+                    yield piece
+                    pieces.append(piece)
+                    piece = ""
                 token = greedy(self._decode(prompt.cache, token))
             usage = replace(prompt.usage, completion_tokens=len(ids))
+        last = piece + self._text.finish()
         times = replace(times, total_s=perf_counter() - self._start)
-        self._answer = Answer(text, tuple(ids), usage, times, reason, self._warnings)
-        if len(text) > shown:
-            yield text[shown:]
+        self._answer = Answer("".join([*pieces, last]), tuple(ids), usage, times, reason, self._warnings)
+        if last:
+            yield last
 
 
 def greedy(logits: Float[Tensor, " vocab"]) -> int:
     """Return the id with the largest logit."""
     return int(logits.argmax())
-
-
-def _held_back(text: str, stops: tuple[str, ...]) -> int:
-    """Return how many last characters may not be shown yet: half a character, or the beginning of a stop string."""
-    whole = text.rstrip("\ufffd")
-    begun = (n for string in stops for n in range(1, len(string)) if whole.endswith(string[:n]))
-    return len(text) - len(whole) + max(begun, default=0)
