@@ -43,7 +43,7 @@ def test_defaults_of_the_engine_are_those_of_the_code() -> None:
 
 def test_defaults_of_a_request_are_those_of_the_code() -> None:
     for name in ("system", "labels", "max_new_tokens", "stop", "on_overflow"):
-        assert f"| `{default(kvlink.Engine.generate, name)!r}` |".replace("'", '"') in row(name)
+        assert f"| `{default(kvlink.Engine.job, name)!r}` |".replace("'", '"') in row(name)
     assert default(documents.ask, "max_new_tokens") == engine.MAX_NEW_TOKENS
 
 

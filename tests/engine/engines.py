@@ -111,6 +111,19 @@ def full_logits(engine: Engine, prompt: Prompt) -> Tensor:
         return engine.runner.model(ids).logits[0, -1]
 
 
+def last_logits(engine: Engine, docs: Sequence[DocumentLike], question: str, *, reuse: bool = True) -> Tensor:
+    """Return the logits from which the first token of an answer is taken."""
+    request = engine.job(docs, question, max_new_tokens=1, reuse=reuse).request
+    if engine.sessions is None:
+        with engine._assembling.prefilled(request, room=1, labels=False, reuse=reuse) as prefilled:
+            return prefilled.logits[-1].clone()
+    session = engine.sessions.begin(request, room=1, reuse=reuse)
+    engine.sessions.advance([(session, len(session.left))])
+    engine.sessions.end(session)
+    assert session.logits is not None
+    return session.logits
+
+
 def logits_by_reuse(engine: Engine, docs: Sequence[DocumentLike], question: str = QUESTION, **options: Any) -> Tensor:
     """Return the last row that stock transformers computes from an assembled prompt."""
     with torch.inference_mode():

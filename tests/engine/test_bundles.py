@@ -4,12 +4,24 @@ Without documents no bit depends on a bundle, and entries are the same bytes wit
 """
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engines import NEW, QUESTION, TEXTS, TOKENIZER, loaded, logits_by_reuse, objects_of, prompt_of, shared_model
+from engines import (
+    NEW,
+    QUESTION,
+    TEXTS,
+    TOKENIZER,
+    last_logits,
+    loaded,
+    logits_by_reuse,
+    objects_of,
+    prompt_of,
+    shared_model,
+)
 from torch import Tensor
 
 from kvlink import DiskStore, Engine, InputError
@@ -49,11 +61,9 @@ def served(kind: str) -> Engine:
     return loaded(links=bundle_of(kind))
 
 
-def next_logits(engine: Engine, docs: tuple[str, ...], **options: Any) -> Tensor:
+def next_logits(engine: Engine, docs: Sequence[str], **options: Any) -> Tensor:
     """Return the logits from which the first token of an answer is taken."""
-    request = engine._request(docs, QUESTION, None, False, NEW, "error")
-    with engine._prefiller.prefilled(request, room=NEW, labels=False, **options) as prefilled:
-        return prefilled.logits[-1].clone()
+    return last_logits(engine, docs, QUESTION, **options)
 
 
 # --- what it computes -----------------------------------------------------------------------------------------------

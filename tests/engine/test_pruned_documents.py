@@ -89,7 +89,7 @@ def test_the_masks_stay_while_an_answer_is_streamed(store: Store) -> None:
     engine = pruning_engine(store, codec="pruned25")
     engine.encode(TEXTS)
     wanted = engine.generate(TEXTS, QUESTION, max_new_tokens=NEW)
-    decode, logits = engine._prefiller.decode, {True: [], False: []}
+    decode, logits = engine._assembling.decode, {True: [], False: []}
 
     def answer(*, masked: bool) -> tuple[int, ...]:
         def spoilt(cache: object, token: int) -> torch.Tensor:
@@ -98,7 +98,7 @@ def test_the_masks_stay_while_an_answer_is_streamed(store: Store) -> None:
             logits[masked].append(decode(cache, token))
             return logits[masked][-1]
 
-        engine._prefiller.decode = spoilt
+        engine._assembling.decode = spoilt
         stream = engine.stream(TEXTS, QUESTION, max_new_tokens=NEW)
         read(stream)
         return stream.answer.ids

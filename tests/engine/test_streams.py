@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvlink import Engine, InputError
-from kvlink.engine.stream import Prefilled, Stream
+from kvlink.core.layout import Prompt
+from kvlink.engine.detokeniser import Detokeniser
+from kvlink.engine.job import Job
+from kvlink.engine.request import Request
+from kvlink.engine.sampling import Sampler, SamplingParams
+from kvlink.engine.stream import Prefilled, Stream, decoded
 from kvlink.engine.usage import Timings, Usage
 from kvlink.models.cache import SlotCache
 
@@ -42,14 +47,10 @@ def recite(said: bytes, *, stop: Sequence[str] = (), room: int = 1000, end: bool
         cache = SlotCache(torch.empty(1, 1, 0, 1), torch.empty(1, 1, 0, 1))
         yield Prefilled(cache, row_of(script[0])[None], room, Usage(1, 0, 0, 0, "exact"), Timings())
 
-    return Stream(
-        prompt(),
-        decode=lambda _, __: row_of(next(left)),
-        to_text=bytes_to_text,
-        end_ids={END},
-        stop=tuple(stop),
-        start=0.0,
-    )
+    params = SamplingParams(max_new_tokens=room, stop=tuple(stop))
+    prompts = Prompt((1,), (), (2,))
+    job = Job(Request(prompts, (), (), ()), Sampler(params), Detokeniser(bytes_to_text, stop), end_ids=frozenset({END}))
+    return Stream(decoded(prompt(), job, decode=lambda _, __: row_of(next(left))))
 
 
 # --- pieces ---------------------------------------------------------------------------------------------------------

@@ -61,6 +61,18 @@ class DeviceBusy(KVLinkError):
     """Other requests hold so much of the device's budget that this one has to wait."""
 
 
+class QueueFull(KVLinkError):
+    """So many requests wait already that another one is not taken; try again later."""
+
+
+class Cancelled(KVLinkError):
+    """The caller, or an engine that closes, gave a request up."""
+
+
+class DeadlineExceeded(KVLinkError):
+    """A request was not answered by the moment that its caller named."""
+
+
 class ModelError(KVLinkError):
     """The model, or something beside its weights, cannot be used."""
 

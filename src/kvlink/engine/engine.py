@@ -19,14 +19,20 @@ from kvlink.core.layout import Turn
 from kvlink.engine.assembled import Assembled
 from kvlink.engine.build import Attention, SinkKind, build
 from kvlink.engine.chat import Chat
-from kvlink.engine.loader import Ids, Loader
+from kvlink.engine.corpus_encoding import encode_documents
+from kvlink.engine.detokeniser import Detokeniser
+from kvlink.engine.grammar import Grammar, Matcher
+from kvlink.engine.job import Job
+from kvlink.engine.loader import Loader
 from kvlink.engine.prefetch import Prefetch
-from kvlink.engine.prefiller import Prefiller, share
+from kvlink.engine.prefiller import Prefiller
 from kvlink.engine.request import DocumentLike, Order, Overflow, Request, as_documents, build_request
+from kvlink.engine.sampling import Sampler, SamplingParams
+from kvlink.engine.scheduler import Limits, Scheduler
 from kvlink.engine.session import Sessions
-from kvlink.engine.shared_prefiller import SharedPrefiller
-from kvlink.engine.stream import Stream
+from kvlink.engine.stream import Stream, decoded, told
 from kvlink.engine.usage import Answer, DocumentUsage, Timings
+from kvlink.engine.worker import Worker
 from kvlink.models.adapter import Adapter
 from kvlink.models.assembler import Assembler
 from kvlink.models.bundle import Bundle
@@ -35,7 +41,6 @@ from kvlink.models.probe import ProbeReport
 from kvlink.models.prompt import Prompter
 from kvlink.models.runner import Runner
 from kvlink.store.base import Store
-from kvlink.store.codec import CODECS
 from kvlink.store.opening import StoreLike
 
 MAX_NEW_TOKENS = 128
@@ -59,8 +64,15 @@ class Engine:
         links: LinkTokens | None = None,
         adapter: Adapter | None = None,
         sessions: Sessions | None = None,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        worker: Worker | None = None,
     ) -> None:
-        """Take the parts; with `sessions` documents are attended where they lie, else assembled for each prompt."""
+        """Take the parts; with `sessions` documents are attended where they lie, else assembled for each prompt.
+
+        Args:
+            limits: How many requests go on at once.
+            worker: Runs the steps, together with those of other engines over the same model.
+        """
         self.runner = runner
         self.loader = loader
         self.report = report
@@ -68,9 +80,10 @@ class Engine:
         self._prompter = prompter
         self._chats: dict[str, Chat] = {}
         self._end_ids = frozenset(end_ids)
+        self._grammar: Grammar | None = None
         self.sessions = sessions
         self._assembling = Prefiller(assembler=self.assembler, loader=loader, lock=sessions and sessions.lock)
-        self._prefiller = SharedPrefiller(sessions) if sessions else self._assembling
+        self._worker = worker or (Worker(Scheduler(sessions, limits=limits)) if sessions else None)
 
     @classmethod
     def from_pretrained(
@@ -182,47 +195,36 @@ class Engine:
         Raises:
             StoreFull, StoreUnusable: The store cannot take another entry; those before are kept.
         """
-        rows: dict[int, DocumentUsage] = {}
-        waiting: dict[Ids, list[int]] = {}
-        partial: dict[int, tuple[DocumentUsage, set[Ids]]] = {}
+        return encode_documents(
+            as_documents(docs),
+            loader=self.loader,
+            segments=lambda document: self.prompter.segments(document, cut=self.cuts_documents),
+            context=self.report.context,
+            lock=self._assembling.lock,
+            progress=progress,
+        )
 
-        def done(index: int, row: DocumentUsage) -> None:
-            rows[index] = row
-            if progress:
-                progress(row)
+    def generate(self, docs: Sequence[DocumentLike], question: str, **options: Any) -> Answer:
+        """Answer a question from documents, at once; options are those of `job`."""
+        stream = self.stream(docs, question, **options)
+        for _ in stream:
+            pass
+        return stream.answer
 
-        with self._prefiller.lock:
-            for index, document in enumerate(as_documents(docs)):
-                if document.is_blank:
-                    done(index, DocumentUsage(document.name, 0, "skipped", reason="blank"))
-                    continue
-                try:
-                    segments = self.prompter.segments(document, cut=self.cuts_documents)
-                except InputError as error:
-                    done(index, DocumentUsage(document.name, 0, "skipped", reason=str(error)))
-                    continue
-                tokens = sum(map(len, segments))
-                if tokens > self.report.context:
-                    done(index, _too_long(document.name, tokens, self.report.context))
-                    continue
-                codecs = {ids: self.loader.codec_of(ids) for ids in segments}
-                if absent := [ids for ids in segments if codecs[ids] is None]:
-                    part = share(len(absent), len(segments))
-                    partial[index] = DocumentUsage(document.name, tokens, "encoded", reason=part), set(absent)
-                    for ids in dict.fromkeys(absent):
-                        waiting.setdefault(ids, []).append(index)
-                else:
-                    worst = max(filter(None, codecs.values()), key=list(CODECS).index)
-                    done(index, DocumentUsage(document.name, tokens, self.store.source, worst, "already in the store"))
-            for loaded in self.loader.encode(waiting, must_keep=True):
-                for index in waiting[loaded.entry.token_ids]:
-                    row, absent = partial[index]
-                    absent.remove(loaded.entry.token_ids)
-                    if not absent:
-                        done(index, replace(row, reason=row.reason + loaded.reason))
-        return [rows[index] for index in sorted(rows)]
+    def stream(self, docs: Sequence[DocumentLike], question: str, **options: Any) -> Stream:
+        """Answer piece by piece: iterate for text, then read `.answer`. Options are those of `job`.
 
-    def generate(
+        Requests of several threads go through the model together.
+        """
+        job = self.job(docs, question, **options)
+        if self._worker is not None:
+            return Stream(told(job, self._worker.submit, self._worker.drive))
+        prompt = self._assembling.prefilled(
+            job.request, room=job.room, labels=job.labels, reuse=job.reuse, times=job.times
+        )
+        return Stream(decoded(prompt, job, decode=self._assembling.decode))
+
+    def job(
         self,
         docs: Sequence[DocumentLike],
         question: str,
@@ -231,11 +233,14 @@ class Engine:
         labels: bool = False,
         max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] = (),
+        sampling: SamplingParams | None = None,
         on_overflow: Overflow = "error",
         reuse: bool = True,
         order: Order = "given",
-    ) -> Answer:
-        """Answer a question from documents, greedily.
+        history: Sequence[Turn] = (),
+        deadline_s: float | None = None,
+    ) -> Job:
+        """Return a request as a job: `submit` it, then read its pieces.
 
         Args:
             docs: Texts, Documents, or mappings with `text` and perhaps `title`, in the order the model shall read.
@@ -244,60 +249,38 @@ class Engine:
             labels: Put `[1] `, `[2] `, ... before the documents, for citations.
             max_new_tokens: The answer's longest length.
             stop: Strings at which the answer ends; not part of it.
+            sampling: How tokens are chosen; greedily if None.
             on_overflow: What to do with more than the context holds: `error`, or `drop_last` documents.
             reuse: False computes the very same ids in one causal forward, for comparison.
             order: `reuse` lets the model read documents in the order behind whose beginning most is known.
-        """
-        stream = self.stream(
-            docs,
-            question,
-            system=system,
-            labels=labels,
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            on_overflow=on_overflow,
-            reuse=reuse,
-            order=order,
-        )
-        for _ in stream:
-            pass
-        return stream.answer
-
-    def stream(
-        self,
-        docs: Sequence[DocumentLike],
-        question: str,
-        *,
-        system: str | None = None,
-        labels: bool = False,
-        max_new_tokens: int = MAX_NEW_TOKENS,
-        stop: str | Sequence[str] = (),
-        on_overflow: Overflow = "error",
-        reuse: bool = True,
-        order: Order = "given",
-        history: Sequence[Turn] = (),
-    ) -> Stream:
-        """Answer like `generate`, piece by piece: iterate for text, then read `.answer`.
-
-        Args:
             history: Earlier turns as ids; `chat` keeps them for you.
+            deadline_s: Seconds after which the request is given up; None for never.
         """
-        if max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {max_new_tokens}; an answer has at least one token")
         start = perf_counter()
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        params = replace(sampling or SamplingParams(), max_new_tokens=max_new_tokens, stop=stop)
         request = self._request(docs, question, system, labels, max_new_tokens, on_overflow, history)
-        times = Timings(tokenise_s=perf_counter() - start)
-        return Stream(
-            self._prefiller.prefilled(
-                request, room=max_new_tokens, labels=labels, reuse=reuse, order=order, times=times
-            ),
-            decode=self._prefiller.decode,
-            to_text=self.prompter.decode,
+        return Job(
+            request,
+            Sampler(params, end_ids=self._end_ids, matcher=self._matcher(params)),
+            Detokeniser(self.prompter.decode, stop),
+            self.sessions,
             end_ids=self._end_ids,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            order=order,
+            reuse=reuse,
+            labels=labels,
+            deadline=None if deadline_s is None else start + deadline_s,
             start=start,
-            warnings=request.warnings,
+            times=Timings(tokenise_s=perf_counter() - start),
         )
+
+    def _matcher(self, params: SamplingParams) -> Matcher | None:
+        if params.json_schema is None:
+            return None
+        if self._grammar is None:  # compiles the vocabulary: only for those who ask
+            vocab = self.runner.embedding.num_embeddings
+            self._grammar = Grammar(self.prompter.tokenizer, vocab=vocab, end_ids=self._end_ids)
+        return self._grammar.matcher(params.json_schema)
 
     def chat(self, name: str, *, system: str | None = None, labels: bool = False) -> Chat:
         """Return the conversation of this name; a new one if there is none.
@@ -360,6 +343,37 @@ class Engine:
             segments = tuple(ids for part in parts for ids in part)
         return self.loader.prefetch(segments, priority)
 
+    def submit(self, job: Job) -> None:
+        """Let a job of this engine wait for its turn; whoever reads it drives the steps, unless `start` was called.
+
+        Raises:
+            QueueFull: So many wait that no other is taken.
+            InputError: Documents are assembled for each prompt here, and nothing goes on beside it.
+        """
+        self._steps.submit(job)
+
+    def step(self) -> bool:
+        """Admit, load, run, sample, hand over: one forward for all that is under way; whether there was anything."""
+        with self._steps.scheduler.lock:
+            return self._steps.scheduler.step()
+
+    def start(self) -> None:
+        """Let a thread of its own run the steps from now on."""
+        self._steps.start()
+
+    def stop(self, *, drain: bool = True) -> None:
+        """End that thread, when nothing is left to do; with `drain=False` at once, giving up what is under way."""
+        self._steps.stop(drain=drain)
+
+    @property
+    def _steps(self) -> Worker:
+        if self._worker is None:
+            raise InputError(
+                "this engine assembles documents for each prompt and answers one request at a time: use generate or "
+                'stream, or load it with attention="shared"'
+            )
+        return self._worker
+
     def over(self, loader: Loader, *, uses: Callable[[str], bool] = lambda _: True) -> "Engine":
         """Return an engine for other documents: the same model, device tier and known beginnings, another loader.
 
@@ -380,6 +394,7 @@ class Engine:
             links=self.assembler.links,
             adapter=self.assembler.adapter,
             sessions=sessions,
+            worker=self._worker,
         )
 
     def forget(self, *names: str) -> bool:
@@ -392,10 +407,14 @@ class Engine:
 
     def forget_beginnings(self) -> None:
         """Forget keys and values of known beginnings, S among them; they are computed again when they are needed."""
-        self._prefiller.forget_beginnings()
+        self._assembling.forget_beginnings()
+        if self.sessions is not None:
+            self.sessions.beginnings.clear()
 
     def close(self) -> None:
-        """Let go of what was loaded ahead, and close the store."""
+        """Give up what is under way, let go of what was loaded ahead, and close the store."""
+        if self._worker is not None:
+            self._worker.close()
         self.loader.close()
         self.store.close()
 
@@ -428,7 +447,3 @@ class Engine:
             on_overflow=on_overflow,
             history=history,
         )
-
-
-def _too_long(name: str, tokens: int, context: int) -> DocumentUsage:
-    return DocumentUsage(name, tokens, "skipped", reason=f"{tokens - context} tokens longer than the context")

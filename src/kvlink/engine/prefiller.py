@@ -4,31 +4,27 @@ One thread runs the model at a time; what a caller holds meanwhile is a buffer o
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from threading import Lock
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlink.engine.loader import Ids, Loaded, Loader, LoadTimes
+from kvlink.engine.loader import Ids, Loader, LoadTimes
 from kvlink.engine.request import Order, Request
-from kvlink.engine.residency import Held
+from kvlink.engine.sources import computed_rows, document_rows
 from kvlink.engine.stream import Prefilled
-from kvlink.engine.usage import DocumentUsage, Source, Timings, Usage
+from kvlink.engine.usage import Timings, Usage
 from kvlink.models.assembler import Assembler
 from kvlink.models.cache import Prefix, SlotCache
 
 KNOWN_SYSTEMS = 16
 """Different S whose keys and values are kept."""
-
-SOURCES = get_args(Source)
-"""Where a segment can come from, nearest first."""
 
 
 class Prefiller:
@@ -133,29 +129,3 @@ class Prefiller:
                 self._systems.popitem(last=False)
         self._systems.move_to_end(ids)
         return self._systems[ids], known
-
-
-def computed_rows(request: Request) -> tuple[DocumentUsage, ...]:
-    """Say of each document in the prompt that it was part of one full forward."""
-    rows = list(request.rows)
-    for index in request.kept:
-        rows[index] = replace(rows[index], source="computed", reason="computed in full, as asked")
-    return tuple(rows)
-
-
-def document_rows(request: Request, loaded: Sequence[Loaded | Held]) -> tuple[DocumentUsage, ...]:
-    """Fill in where each document of the last turn came from: the farthest place from which a segment of it came."""
-    earlier = sum(len(document) for turn in request.prompt.history for document in turn.documents)
-    rows, left = list(request.rows), iter(loaded[earlier:])
-    for index, document in zip(request.kept, request.prompt.documents, strict=True):
-        segments = list(islice(left, len(document)))
-        farthest = max(segments, key=lambda segment: SOURCES.index(segment.source))
-        reasons = [segment.reason for segment in segments if segment.source == "encoded"]
-        reason = share(len(reasons), len(segments)) + "; ".join(dict.fromkeys(reasons))
-        rows[index] = replace(rows[index], source=farthest.source, codec=farthest.codec, reason=reason)
-    return tuple(rows)
-
-
-def share(encoded: int, segments: int) -> str:
-    """Say how many of a document's segments were encoded; nothing where none was, or where it is not cut."""
-    return f"{encoded} of {segments} segments: " if encoded and segments > 1 else ""

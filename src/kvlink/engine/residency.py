@@ -135,6 +135,10 @@ class Residency:
         except DeviceBusy:
             return None
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a name is resident, or being made so."""
+        return name in self._leases
+
     def drop(self, *names: str) -> bool:
         """Let no new request find these residents, and free them behind the last of their leases.
 

@@ -42,7 +42,7 @@ class Session:
         embeds: Input embeddings of those.
         num_links: Link tokens in the prompt.
         known_rows, known_links: Own tokens whose keys and values were known, and how many of them are link tokens.
-        ids: Tokens that were appended.
+        ids: Tokens that were appended since it began.
         logits: Of the last row, once the prompt is computed.
     """
 
@@ -119,6 +119,7 @@ class Sessions:
         reuse: bool = True,
         last: bool = True,
         times: LoadTimes | None = None,
+        said: Sequence[int] = (),
     ) -> Session:
         """Hold a request's documents and find its known beginning.
 
@@ -128,6 +129,7 @@ class Sessions:
             reuse: False takes documents as part of one causal run, and nothing as known.
             last: False leaves the prompt's last token out.
             times: Is told how long loads and encodes took.
+            said: Tokens of the answer that were there when the session was given up.
 
         Raises:
             DeviceOverflow: The documents take more than the whole budget.
@@ -139,7 +141,7 @@ class Sessions:
         try:
             if order == "reuse":
                 request, hold.held = self._reordered(request, hold.held)
-            session = self._laid_out(request, hold.held, room=room, last=last)
+            session = self._laid_out(request, hold.held, room=room, last=last, said=said)
             if reuse:
                 self._recall(session)
         except BaseException:
@@ -167,14 +169,20 @@ class Sessions:
             if number == len(session.left):
                 keep.append(count - 1)
                 ready.append(session)
-        logits = forward(
-            self.runner,
-            runs,
-            torch.cat(embeds),
-            keep=torch.tensor(keep, device=self.runner.device, dtype=torch.long),
-            adapter=self._adapter,
-            factor=self._factor([session for session, _ in work], runs),
-        )
+        lengths = [session.own.length for session, _ in work]
+        try:
+            logits = forward(
+                self.runner,
+                runs,
+                torch.cat(embeds),
+                keep=torch.tensor(keep, device=self.runner.device, dtype=torch.long),
+                adapter=self._adapter,
+                factor=self._factor([session for session, _ in work], runs),
+            )
+        except BaseException:
+            for (session, _), length in zip(work, lengths, strict=True):
+                session.own.length = length  # as if it had not been tried
+            raise
         for session, number in work:
             session.left, session.embeds = session.left[number:], session.embeds[number:]
         for session, row in zip(ready, logits, strict=True):
@@ -212,13 +220,14 @@ class Sessions:
         self.beginnings.drop_entries(gone)
         return self.residency.drop(*names)
 
-    def _laid_out(self, request: Request, held: list[Held], *, room: int, last: bool) -> Session:
+    def _laid_out(self, request: Request, held: list[Held], *, room: int, last: bool, said: Sequence[int]) -> Session:
         """Return a session of which nothing is computed."""
         prompt = request.prompt
         layout = prompt.layout(num_links=self.num_links)
         rows = layout.request_rows()
         rows = rows if last else rows[:-1]
-        ids = prompt.ids(layout)[rows].to(self.runner.device)
+        ids = torch.cat((prompt.ids(layout)[rows], torch.tensor(said, dtype=torch.long))).to(self.runner.device)
+        rows = torch.cat((rows, torch.arange(len(layout), len(layout) + len(said))))
         spans = layout.of(Kind.SEGMENT)
         with torch.inference_mode():
             embeds = embed(self.runner.embedding, self._links, ids)
@@ -230,9 +239,9 @@ class Sessions:
             left=rows,
             embeds=embeds,
             num_links=layout.num_link_tokens,
-            items=self._items(prompt, held),
+            items=merged([*self._items(prompt, held), Run(tuple(said))]),
             behind=layout.behind_documents,
-            length=len(layout),
+            length=len(layout) + len(said),
         )
 
     def _recall(self, session: Session) -> None:

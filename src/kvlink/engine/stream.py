@@ -1,20 +1,83 @@
-"""An answer in the making: decode, detokenise, stop.
+"""An answer in the making, as its caller reads it: text piece by piece, then the whole.
 
-Knows a prefilled prompt and how to decode; knows no documents and no stores.
+Two things make pieces: a job that the scheduler runs (shared engines), and a prompt that is decoded here (assembled
+ones).
 """
 
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from kvlink.core.errors import InputError
-from kvlink.engine.detokeniser import Detokeniser
+from kvlink.core.errors import InputError, KVLinkError
+from kvlink.engine.job import FinishReason, Job
+from kvlink.engine.sampling import sample
 from kvlink.engine.usage import Answer, Timings, Usage
+
+Pieces = Generator[str, None, Answer]
+
+
+class Stream(Iterator[str]):
+    """Iterate for pieces of text; `answer` is there when the iteration has ended.
+
+    Args:
+        pieces: Yields text and returns the answer.
+    """
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._answer: Answer | None = None
+
+    @property
+    def answer(self) -> Answer:
+        """The whole answer.
+
+        Raises:
+            InputError: The stream has not been read to its end.
+        """
+        if self._answer is None:
+            raise InputError("the answer is there when the stream has been read to its end")
+        return self._answer
+
+    def __next__(self) -> str:
+        try:
+            return next(self._pieces)
+        except StopIteration as end:
+            if end.value is not None:
+                self._answer = end.value
+            raise StopIteration from None
+
+    def close(self) -> None:
+        """Stop early; what the request holds is free again."""
+        self._pieces.close()
+
+
+def told(job: Job, submit: Callable[[Job], None], drive: Callable[[Job], None]) -> Pieces:
+    """Give the pieces of a job; it is submitted with the first.
+
+    Args:
+        drive: Lets the scheduler go on until there is something to read.
+
+    Raises:
+        KVLinkError: The job failed, in its own way.
+    """
+    submit(job)
+    try:
+        while not job.has_ended:
+            drive(job)
+            yield from (piece.text for piece in job.pieces() if piece.text)
+        yield from (piece.text for piece in job.pieces() if piece.text)
+    finally:
+        job.cancel()
+        while not job.has_ended:
+            job.pieces()  # unread ones would be news
+            drive(job)
+    if job.answer is None:
+        raise job.error or KVLinkError("the request ended without an answer")
+    return job.answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,90 +98,30 @@ class Prefilled:
     times: Timings
 
 
-class Stream(Iterator[str]):
-    """Iterate for pieces of text; `answer` is there when the iteration has ended.
+def decoded(
+    prompt: AbstractContextManager[Prefilled], job: Job, *, decode: Callable[[Any, int], Float[Tensor, " vocab"]]
+) -> Pieces:
+    """Compute a prompt with the first piece, and decode behind it, one token at a time.
 
     Args:
-        prompt: Computes the prompt when it is entered; entered with the first piece.
+        prompt: Computes the prompt of the job when it is entered.
         decode: Appends a token to the buffer and returns the next logits.
-        to_text: Turns ids into text, control ids left out.
-        end_ids: Ids that end the answer.
-        stop: Strings that end the answer and are not part of it.
-        start: When the request arrived (`perf_counter`).
-        warnings: What the request's owner should know.
     """
-
-    def __init__(
-        self,
-        prompt: AbstractContextManager[Prefilled],
-        *,
-        decode: Callable[[Any, int], Float[Tensor, " vocab"]],
-        to_text: Callable[[list[int]], str],
-        end_ids: Collection[int],
-        stop: tuple[str, ...],
-        start: float,
-        warnings: tuple[str, ...] = (),
-    ) -> None:
-        self._prompt = prompt
-        self._decode = decode
-        self._text = Detokeniser(to_text, stop)
-        self._end_ids = end_ids
-        self._start = start
-        self._warnings = warnings
-        self._answer: Answer | None = None
-        self._pieces = self._run()
-
-    @property
-    def answer(self) -> Answer:
-        """The whole answer.
-
-        Raises:
-            InputError: The stream has not been read to its end.
-        """
-        if self._answer is None:
-            raise InputError("the answer is there when the stream has been read to its end")
-        return self._answer
-
-    def __next__(self) -> str:
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """Stop early; the buffer is free again."""
-        self._pieces.close()
-
-    def _run(self) -> Generator[str]:
-        ids: list[int] = []
-        pieces: list[str] = []
-        piece = ""
-        reason: Literal["stop", "length"] = "length"
-        with self._prompt as prompt:
-            row = prompt.logits[-1]
-            start = perf_counter()
-            token = greedy(row)
-            now = perf_counter()
-            times = replace(prompt.times, sample_s=now - start, ttft_s=now - self._start)
-            while True:
-                ids.append(token)
-                if token in self._end_ids:
-                    reason = "stop"
-                    break
-                piece = self._text.push(token)
-                if self._text.stopped:
-                    reason = "stop"
-                    break
-                if len(ids) == prompt.room:
-                    break
-                if piece:
-                    yield piece
-                    pieces.append(piece)
-                    piece = ""
-                token = greedy(self._decode(prompt.cache, token))
-            usage = replace(prompt.usage, completion_tokens=len(ids))
-        last = piece + self._text.finish()
-        times = replace(times, total_s=perf_counter() - self._start)
-        self._answer = Answer("".join([*pieces, last]), tuple(ids), usage, times, reason, self._warnings)
-        if last:
-            yield last
+    reason: FinishReason | None = None
+    with prompt as prefilled:
+        job.usage, job.times, logits = prefilled.usage, prefilled.times, prefilled.logits[-1]
+        while reason is None:
+            sampled = sample(logits[None], [job.sampler])[0]
+            if isinstance(sampled, KVLinkError):
+                raise sampled
+            reason = job.take(sampled)
+            yield from (piece.text for piece in job.pieces() if piece.text)
+            if reason is None:
+                logits = decode(prefilled.cache, sampled.id)
+    job.finish(reason)
+    yield from (piece.text for piece in job.pieces() if piece.text)
+    assert job.answer is not None, "it is finished"
+    return job.answer
 
 
 def greedy(logits: Float[Tensor, " vocab"]) -> int:

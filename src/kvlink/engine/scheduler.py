@@ -1,0 +1,330 @@
+"""One forward for many requests: who begins, whose rows go through next, and what becomes of the tokens.
+
+    step: admit -> advance (decodes first, then prompts in chunks) -> sample -> hand over
+
+First come, first served, with two exceptions that are bounded: a request whose documents are resident may overtake a
+few times, and one that waits for memory in vain takes it back from the youngest. One thread at a time runs steps; any
+thread may submit and cancel.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from threading import Lock
+from time import perf_counter
+
+import torch
+
+from kvlink.core.errors import Cancelled, DeadlineExceeded, DeviceBusy, KVLinkError, ModelError, QueueFull
+from kvlink.engine.job import Job
+from kvlink.engine.loaded import LoadTimes
+from kvlink.engine.sampling import sample
+from kvlink.engine.session import Sessions
+from kvlink.engine.sources import usage_of
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much goes on at once.
+
+    Attributes:
+        max_running: Requests whose rows go through one forward.
+        max_queue: Requests that wait; one more is refused.
+        own_bytes: What the own rows of running requests may take together.
+        step_rows: Rows of one forward while nobody decodes.
+        prefill_rows: Rows of prompts in a forward that decodes, too: what keeps running answers at their pace.
+        most_overtaken: Times that a waiting request may be overtaken by one whose documents are resident.
+        look_ahead: Waiting requests among which such a one is looked for.
+        patience: Steps that the first request waits for memory before the youngest one gives its own back.
+    """
+
+    max_running: int = 64
+    max_queue: int = 1024
+    own_bytes: int = 1 << 30
+    step_rows: int = 512
+    prefill_rows: int = 64
+    most_overtaken: int = 8
+    look_ahead: int = 16
+    patience: int = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    """What goes on, and what happened since the beginning.
+
+    Attributes:
+        waiting, running: Requests.
+        own_bytes: Own rows of running requests.
+        steps, rows: Forwards, and rows in them.
+        submitted, finished, failed, cancelled, preempted: Requests.
+        model_s, other_s: Seconds of steps in forwards (loads and encodes included), and in all else.
+    """
+
+    waiting: int
+    running: int
+    own_bytes: int
+    steps: int
+    rows: int
+    submitted: int
+    finished: int
+    failed: int
+    cancelled: int
+    preempted: int
+    model_s: float
+    other_s: float
+
+
+class Scheduler:
+    """Runs the requests of one engine.
+
+    Attributes:
+        lock: Held by whoever runs a step.
+    """
+
+    def __init__(self, sessions: Sessions, *, limits: Limits = Limits()) -> None:
+        self.lock = sessions.lock
+        self.limits = limits
+        self._sessions = sessions
+        self._waiting: deque[Job] = deque()
+        self._inbox: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._door = Lock()
+        self._closed = False
+        self._counts: Counter[str] = Counter(
+            steps=0, rows=0, submitted=0, finished=0, failed=0, cancelled=0, preempted=0
+        )
+        self._model_s = self._other_s = 0.0
+
+    # --- any thread -------------------------------------------------------------------------------------------------
+
+    def submit(self, job: Job) -> None:
+        """Let a job wait for its turn.
+
+        Raises:
+            QueueFull: As many as may wait do so already.
+            Cancelled: The scheduler is closed.
+        """
+        with self._door:
+            if self._closed:
+                raise Cancelled("the engine is closing and takes no further request")
+            waiting = len(self._waiting) + len(self._inbox)
+            if waiting >= self.limits.max_queue:
+                raise QueueFull(f"{waiting} requests wait, the queue holds {self.limits.max_queue}: try again later")
+            self._counts["submitted"] += 1
+            job.number = self._counts["submitted"]
+            self._inbox.append(job)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self._inbox or self._waiting or self._running)
+
+    def stats(self) -> SchedulerStats:
+        """Return what goes on and what happened."""
+        return SchedulerStats(
+            waiting=len(self._waiting) + len(self._inbox),
+            running=len(self._running),
+            own_bytes=self._own_bytes(),
+            model_s=self._model_s,
+            other_s=self._other_s,
+            **self._counts,
+        )
+
+    # --- the thread that runs the model -----------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do one round; return whether there was anything to do. The caller holds the lock."""
+        start, model_s = perf_counter(), self._model_s
+        self._take_in()
+        self._give_up()
+        self._admit()
+        work = self._work()
+        if work:
+            ready = self._advance(work)
+            self._hand_over(ready)
+        self._other_s += perf_counter() - start - (self._model_s - model_s)
+        return bool(work)
+
+    def close(self) -> None:
+        """Give up everything; nothing can be submitted from now on. The caller holds the lock."""
+        with self._door:
+            self._closed = True
+        self._take_in()
+        for job in [*self._waiting, *self._running]:
+            self._end(job, Cancelled("the engine was closed"), "cancelled")
+        self._waiting.clear()
+        self._running.clear()
+
+    def _take_in(self) -> None:
+        with self._door:
+            self._waiting.extend(self._inbox)
+            self._inbox.clear()
+
+    def _give_up(self) -> None:
+        """Let go of what was cancelled or is too late."""
+        now = perf_counter()
+        for job in [*self._waiting, *self._running]:
+            if job.is_cancelled:
+                self._end(job, Cancelled("the request was cancelled by its caller"), "cancelled")
+            elif job.deadline is not None and now > job.deadline:
+                said = f"{len(job.ids)} tokens of its answer were there" if job.session else "it was still waiting"
+                late = f"the request was not answered within {job.deadline - job.start:.1f} s: {said}"
+                self._end(job, DeadlineExceeded(late), "failed")
+        self._drop_ended()
+
+    def _admit(self) -> None:
+        """Begin requests as long as there is room for them."""
+        while self._waiting and len(self._running) < self.limits.max_running:
+            job = self._next()
+            needed = self._needed(job)
+            if self._running and self._own_bytes() + needed > self.limits.own_bytes:
+                self._wait_for_memory()
+                return
+            try:
+                self._begin(job)
+            except DeviceBusy:
+                self._wait_for_memory()
+                return
+            except KVLinkError as error:
+                self._waiting.remove(job)
+                self._end(job, error, "failed")
+                continue
+            self._waiting.remove(job)
+            self._running.append(job)
+            for other in self._waiting:
+                other.overtaken += other.number < job.number
+
+    def _next(self) -> Job:
+        """Return the first, or one behind it whose documents are resident, as long as that harms nobody much."""
+        first = self._waiting[0]
+        if first.overtaken >= self.limits.most_overtaken or first.blocked:
+            return first
+        ahead = [self._waiting[at] for at in range(min(self.limits.look_ahead, len(self._waiting)))]
+        if any(job.overtaken >= self.limits.most_overtaken for job in ahead):
+            return first
+        shares = {id(job): _share(job) for job in ahead}
+        best = max(ahead, key=lambda job: shares[id(job)])  # the first of equals
+        return best if shares[id(best)] > shares[id(first)] else first
+
+    def _wait_for_memory(self) -> None:
+        """Let the first request wait for others to end; after a while, let the youngest begin anew behind it."""
+        first = self._waiting[0]
+        first.blocked += 1
+        younger = [job for job in self._running if job.number > first.number]
+        if first.blocked >= self.limits.patience and younger:
+            youngest = max(younger, key=lambda job: job.number)
+            assert youngest.session is not None, "it runs"
+            youngest.shared.end(youngest.session)
+            youngest.session = None
+            self._running.remove(youngest)
+            at = next((i for i, job in enumerate(self._waiting) if job.number > youngest.number), len(self._waiting))
+            self._waiting.insert(at, youngest)
+            self._counts["preempted"] += 1
+
+    def _begin(self, job: Job) -> None:
+        """Hold a request's documents and find its beginning; of one that was pre-empted, its answer so far, too."""
+        spent, start = LoadTimes(), perf_counter()
+        session = job.shared.begin(
+            job.request, room=job.room + len(job.ids), order=job.order, reuse=job.reuse, times=spent, said=job.ids
+        )
+        self._model_s += perf_counter() - start
+        job.session, job.blocked = session, 0
+        if job.usage is None:
+            job.usage = usage_of(job.request, session, labels=job.labels, reuse=job.reuse)
+            begun_s = perf_counter() - start - spent.load_s - spent.encode_s
+            job.times = replace(job.times, load_s=spent.load_s, encode_s=spent.encode_s, rotate_s=begun_s)
+
+    def _needed(self, job: Job) -> int:
+        """Return the bytes of a request's own rows."""
+        prompt = job.request.prompt
+        rows = prompt.num_tokens + job.room + len(job.ids) + job.shared.num_links * len(prompt.segments)
+        if job.reuse:
+            rows -= sum(map(len, prompt.segments))
+        runner = job.shared.runner
+        return rows * runner.geometry.bytes_per_token(runner.dtype)
+
+    def _own_bytes(self) -> int:
+        return sum(job.session.own.num_bytes for job in self._running if job.session)
+
+    def _work(self) -> list[tuple[Job, int]]:
+        """Choose the rows of the next forward: a token of each answer, then prompts in order of arrival."""
+        decoding = [job for job in self._running if job.session and job.session.ids and len(job.session.left) == 1]
+        work = [(job, 1) for job in decoding]
+        left = self.limits.prefill_rows if decoding else self.limits.step_rows
+        beginning = {id(job) for job in decoding}
+        for job in sorted(self._running, key=lambda job: job.number):
+            if id(job) in beginning or job.session is None or left <= 0:
+                continue
+            number = min(left, len(job.session.left))
+            work.append((job, number))
+            left -= number
+        return work
+
+    def _advance(self, work: Sequence[tuple[Job, int]]) -> list[Job]:
+        """Run a forward; return the jobs that have a next token to choose. One that breaks it fails alone."""
+        start = perf_counter()
+        pairs = [(job.session, number) for job, number in work if job.session]
+        try:
+            self._sessions.advance(pairs)
+        except Exception as error:
+            if len(work) == 1:
+                self._end(work[0][0], _as_ours(error), "failed")
+                self._drop_ended()
+                return []
+            return [job for one in work for job in self._advance([one])]
+        finally:
+            self._model_s += perf_counter() - start
+        self._counts["steps"] += 1
+        self._counts["rows"] += sum(number for _, number in work)
+        return [job for job, _ in work if job.session and not len(job.session.left)]
+
+    def _hand_over(self, ready: Sequence[Job]) -> None:
+        """Choose the next token of each answer, tell it, and end what has come to its end."""
+        sessions = [job.session for job in ready if job.session]
+        if not sessions:
+            return
+        logits = torch.stack([session.logits for session in sessions if session.logits is not None])
+        for job, session, sampled in zip(ready, sessions, sample(logits, [job.sampler for job in ready]), strict=True):
+            session.logits = None
+            if isinstance(sampled, KVLinkError):
+                session.keep = False
+                self._end(job, sampled, "failed")
+                continue
+            reason = job.take(sampled)
+            if reason is None:
+                session.append(sampled.id, self._sessions.runner)
+            else:
+                job.shared.end(session)
+                job.finish(reason)
+                job.session = None
+                self._counts["finished"] += 1
+        self._drop_ended()
+
+    def _end(self, job: Job, error: KVLinkError, count: str) -> None:
+        """End a job without an answer."""
+        if job.session is not None:
+            job.shared.end(job.session)
+            job.session = None
+        job.fail(error)
+        self._counts[count] += 1
+
+    def _drop_ended(self) -> None:
+        self._running = [job for job in self._running if not job.has_ended]
+        if any(job.has_ended for job in self._waiting):
+            self._waiting = deque(job for job in self._waiting if not job.has_ended)
+
+
+def _share(job: Job) -> float:
+    """Return the share of a request's document tokens that are resident."""
+    if not job.reuse:
+        return 0.0
+    residency, names = job.shared.residency, job.names
+    tokens = sum(names.values())
+    return sum(count for name, count in names.items() if name in residency) / tokens if tokens else 0.0
+
+
+def _as_ours(error: Exception) -> KVLinkError:
+    """Return an error that a caller can be told."""
+    if isinstance(error, KVLinkError):
+        return error
+    return ModelError(f"the forward of this request failed ({type(error).__name__}: {error})")
