@@ -399,3 +399,11 @@ def test_a_model_with_learned_sinks_is_refused_by_what_does_not_count_them() -> 
     one = torch.zeros(1, 1, 1, 4)
     with pytest.raises(ModelRefused, match="learned sinks"):
         attention_logits(one, one, torch.zeros(1, 1, 1, 1), scaling=None, softcap=None, options={"s_aux": one})
+
+
+@pytest.mark.parametrize("asked", [*RIVALS, "int8(epic)", "prune(50, cacheblend)"])
+def test_a_row_without_answers_or_gold_is_answered_and_not_scored(asked: str) -> None:
+    (row,) = results_of([row_of(answers=[], gold=None)], [asked], generate=True)
+    assert "error" not in row
+    assert {"answer", "on_full"} <= {*row}
+    assert "nll" not in row
