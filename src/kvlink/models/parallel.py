@@ -22,7 +22,7 @@ from transformers.masking_utils import sdpa_mask
 from kvlink.core.errors import ModelRefused
 from kvlink.core.layout import Kind, Layout, reference_mask
 from kvlink.models.cache import Prefix, SlotCache
-from kvlink.models.recompute import attention_logits
+from kvlink.models.recompute import attention_logits, per_kv_head
 from kvlink.models.runner import Runner
 
 MERGED = "kvlink_merged"
@@ -167,15 +167,17 @@ def _merged_attention(
     """Attend documents and the rest apart, and merge."""
     merging.served.add(cast("int", module.layer_idx))
     logits = attention_logits(query, key, attention_mask, scaling=scaling, softcap=softcap, options=options)
-    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-    inside = torch.zeros(key.shape[2], dtype=torch.bool, device=key.device)
-    inside[merging.columns] = True
+    start, stop = merging.columns.start, merging.columns.stop
+    rest = torch.cat((logits[..., :start], logits[..., stop:]), dim=-1)
+    halves = (
+        (logits[..., start:stop] / merging.temperature, value[:, :, start:stop], merging.scale),
+        (rest, torch.cat((value[:, :, :start], value[:, :, stop:]), dim=2), 1.0),
+    )
     parts: list[Tensor] = []
     weights: list[Tensor] = []
-    for columns, temperature, scale in ((inside, merging.temperature, merging.scale), (~inside, 1.0, 1.0)):
-        if bool(columns.any()):
-            own = logits[..., columns] / temperature
-            parts.append(own.softmax(dim=-1).to(value) @ value[:, :, columns])
+    for own, values, scale in halves:
+        if own.shape[-1]:
+            parts.append(per_kv_head(own.softmax(dim=-1).to(values), values))
             weights.append(own.logsumexp(dim=-1) * scale)
     share = torch.stack(weights).softmax(dim=0)[..., None].to(value)  # [parts, 1, heads, rows, 1]
     return (share * torch.stack(parts)).sum(dim=0).transpose(1, 2).contiguous(), None

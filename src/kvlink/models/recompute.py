@@ -175,9 +175,14 @@ def attention_logits(
     """
     if options.get("s_aux") is not None:
         raise ModelRefused("heads of this model have learned sinks, for which this method has not been made")
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    logits = _wide(query @ key.transpose(2, 3)) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    logits = _wide(per_kv_head(query, key.transpose(2, 3))) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     return (logits if softcap is None else torch.tanh(logits / softcap) * softcap) + mask
+
+
+def per_kv_head(rows: Tensor, shared: Tensor) -> Tensor:
+    """Return `[1, heads, rows, n] @ [1, kv_heads, n, m]`: heads that share keys or values take them as they lie."""
+    batch, heads, count, width = rows.shape
+    return (rows.reshape(batch, shared.shape[1], -1, width) @ shared).reshape(batch, heads, count, shared.shape[3])
 
 
 def _attended_attention(
@@ -198,8 +203,7 @@ def _attended_attention(
     if cast("int", module.layer_idx) == attended.layer:
         attended.weights = weights.sum(dim=(0, 1, 2))
         raise _Enough
-    value = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
-    return (weights.to(value) @ value).transpose(1, 2).contiguous(), None
+    return per_kv_head(weights.to(value), value).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENDED, _attended_attention)

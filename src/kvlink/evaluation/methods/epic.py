@@ -31,6 +31,6 @@ class Epic(Repairing):
 
     def choose(self, placed: Placed) -> tuple[Int[Tensor, " rows"], float]:
         """Take the beginnings."""
-        starts = [span.start for span in placed.layout.of(Kind.SEGMENT)]
-        begin = torch.tensor([at - starts[placed.layout.groups()[at] - 1] for at in placed.candidates.tolist()])
+        starts = torch.tensor([0, *(span.start for span in placed.layout.of(Kind.SEGMENT))])
+        begin = placed.candidates - starts[placed.layout.groups()[placed.candidates]]
         return placed.candidates[begin < self.first], 0.0
