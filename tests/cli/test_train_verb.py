@@ -402,3 +402,15 @@ def test_the_bundle_of_another_model_is_refused_by_ask(
         run(*line, "--links", made[0] / "a.safetensors")
     result = run(*line, "--links", made[0] / "a.safetensors", "--foreign-links")
     assert "used as asked, so check its scores" in result.stderr
+
+
+@pytest.mark.parametrize("mode", ["packet", "packet+sink"])
+def test_soft_tokens_of_packets_are_trained_and_scored_as_a_method(mode: str, tmp_path: Path, model: str) -> None:
+    trained = train(tmp_path, model, mode, "--json", tmp_path / "train.json")
+    assert trained.exit_code == 0
+    asked = f"full,kv_packet(2, 2, file={tmp_path / 'a.safetensors'})"
+    line = ["evaluate", "-m", model, "--tasks", str(tmp_path / "rows.jsonl"), "--limit", "2", "--methods", asked]
+    scored = CliRunner().invoke(app, [*line, "--json", str(tmp_path / "scores.json")], env={"COLUMNS": "200"})
+    assert scored.exit_code == 0
+    found = json.loads((tmp_path / "scores.json").read_text("utf-8"))["results"][1]
+    assert (found["n"], found["header"], found["trailer"]) == (2, 2, 2)

@@ -320,7 +320,7 @@ def test_a_method_takes_its_parameters(asked: str) -> None:
 
 
 def test_an_unknown_method_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"no method 'magic'; there are block_mask, concat_local, .*, full"):
+    with pytest.raises(InputError, match=r"no method 'magic'; there are a3, ape, block_mask, .*, full"):
         method_named("magic(k=3)")
 
 

@@ -8,8 +8,9 @@ from benches import bench_of, by_method, results_of, row_of, rows_of
 from torch import Tensor
 
 from kvlink import InputError
+from kvlink.evaluation import case as cases
 from kvlink.evaluation.case import Case
-from kvlink.evaluation.methods import method_named, reading
+from kvlink.evaluation.methods import method_named
 from kvlink.store import CODECS
 from tiny_models import largest
 
@@ -62,8 +63,8 @@ def test_a_row_after_another_gets_its_own_entries() -> None:
 
 def test_entries_go_through_the_codec_once_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    through = reading.through
-    monkeypatch.setattr(reading, "through", lambda *given: calls.append(1) or through(*given))
+    through = cases.through
+    monkeypatch.setattr(cases, "through", lambda *given: calls.append(1) or through(*given))
     results_of(rows_of(2), ["concat_reencoded(codec=int8)"], generate=True)
     assert len(calls) == 2 * len(row_of().documents)
 

@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import typer
 
-from kvlink.cli import bench, demo, documents, evaluate, library, model, store, store_codecs, train
+from kvlink.cli import bench, demo, doctor, documents, evaluate, library, model, report, store, store_codecs, train
 from kvlink.core.errors import KVLinkError
 
 INTERRUPTED = 130
@@ -28,6 +28,8 @@ app.command()(documents.ask)
 app.command()(documents.plan)
 app.command()(model.probe)
 app.command()(evaluate.evaluate)
+app.command()(report.report)
+app.command()(doctor.doctor)
 app.command()(train.train)
 app.command()(demo.demo)
 app.add_typer(library.app, name="library")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvlink.engine.engine import Engine
     from kvlink.training.example import Example
 
-MODES = ("links", "links+lora", "lora", "full", "sweep")
+MODES = ("links", "links+lora", "lora", "full", "sweep", "packet", "packet+sink")
 
 
 def train(
@@ -46,7 +46,12 @@ def train(
     ] = False,
     fewest: Annotated[int, typer.Option("--min-documents", min=1, help="Fewest documents of an example.")] = 3,
     most: Annotated[int, typer.Option("--max-documents", min=1, help="Most documents of an example.")] = 10,
-    num_links: Annotated[int, typer.Option("--num-links", "-k", min=1, help="Link tokens behind each document.")] = 6,
+    num_links: Annotated[
+        int,
+        typer.Option(
+            "--num-links", "-k", min=1, help="Link tokens behind each document; soft tokens on each side of a packet."
+        ),
+    ] = 6,
     levels: Annotated[int, typer.Option("--levels", min=1, max=2, help="2: long documents are cut and linked.")] = 2,
     counts: Annotated[str, typer.Option("--counts", help="For sweep: numbers of links to compare.")] = "4,6,8",
     swept: Annotated[str, typer.Option("--sweep-mode", help="For sweep: links or links+lora.")] = "links",

@@ -1,16 +1,22 @@
 """One row as all methods see it: the same ids, entries that are encoded once per sink prefix and shared."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from kvlink.core.document import Document
 from kvlink.core.entry import CacheEntry
+from kvlink.core.errors import InputError
 from kvlink.core.layout import Prompt
 from kvlink.engine.loader import batches
 from kvlink.models.assembler import Assembler
 from kvlink.models.cache import Prefix, SlotCache
 from kvlink.models.prompt import Prompter
+from kvlink.models.pruning import require_prunable
 from kvlink.models.runner import Runner
+from kvlink.store.codecs import CODECS, RAW, Codec
+from kvlink.store.codecs.base import geometry_of
 from kvlink.training.data import Row
 
 Ids = tuple[int, ...]
@@ -25,6 +31,7 @@ class Bench:
         digest: Of the model (hex); bundles are held to it.
         assembler: The base model, K = 0.
         prefixes: Keys and values of sink prefixes and of S, by their ids.
+        prunable: Whether the model was found to attend pruned documents.
     """
 
     runner: Runner
@@ -33,6 +40,7 @@ class Bench:
     digest: str = ""
     assembler: Assembler = field(init=False)
     prefixes: dict[Ids, Prefix | None] = field(default_factory=dict)
+    prunable: bool = False
 
     def __post_init__(self) -> None:
         self.assembler = Assembler(self.runner)
@@ -47,6 +55,16 @@ class Bench:
         """Take back a buffer that nobody reads any more."""
         if cache is not None:
             self.assembler.release(cache)
+
+    def require_prunable(self) -> None:
+        """Measure once whether the model can attend pruned documents.
+
+        Raises:
+            ModelRefused: It cannot.
+        """
+        if not self.prunable:
+            require_prunable(self.runner)
+            self.prunable = True
 
     def sink_ids(self, kind: str) -> Ids:
         """Return the ids of a sink prefix; `kind` is header, bos or none."""
@@ -64,7 +82,12 @@ class Case:
         over_limit: By how much the prompt exceeds what was asked for, though only gold documents are left: `documents`,
             `tokens` (answer included); empty where all limits hold.
         tokenise_s: Seconds it took to get the ids.
+        codec: What entries go through before a method has them, as if they came from a store.
+        read_any: Whether a method has read entries.
     """
+
+    codec: Codec = CODECS[RAW]
+    read_any = False
 
     def __init__(
         self, bench: Bench, row: Row, *, max_documents: int | None = None, max_tokens: int | None = None
@@ -92,6 +115,11 @@ class Case:
         self.tokenise_s = perf_counter() - start
         self._entries: dict[Ids, dict[Ids, CacheEntry]] = {}
 
+    @property
+    def documents(self) -> list[Document]:
+        """The documents of the prompt, as the row has them."""
+        return [self.row.documents[place] for place in self._places]
+
     def entries(self, sink: Ids, *, cut: bool = False) -> list[CacheEntry]:
         """Return one entry per segment, encoded behind a sink prefix; once per row and prefix.
 
@@ -104,6 +132,25 @@ class Case:
         for batch in batches(ids for ids in dict.fromkeys(segments) if ids not in made):
             made |= {entry.token_ids: entry for entry in self.bench.runner.encode(batch, prefix=prefix)}
         return [made[ids] for ids in segments]
+
+    def through(self, codec: Codec) -> "Case":
+        """Return the same row, whose entries go through a codec; what has been encoded is shared."""
+        other = copy.copy(self)
+        other.codec = codec
+        return other
+
+    def read(self, entries: Sequence[CacheEntry]) -> tuple[list[CacheEntry], int]:
+        """Return entries as a store in the row's codec would give them, and the bytes that they take there.
+
+        Raises:
+            InputError: The codec does not take one of them.
+            ModelRefused: The codec leaves tokens out, and this model cannot attend so.
+        """
+        self.read_any = True
+        if self.codec.prunes:
+            self.bench.require_prunable()
+        found = [through(self.codec, entry) for entry in entries]
+        return [entry for entry, _ in found], sum(num_bytes for _, num_bytes in found)
 
     def with_tail(self, tail: Ids, *, cut: bool = False) -> Prompt:
         """Return the prompt with another T: its own and what has been generated, or is scored, behind it.
@@ -141,3 +188,17 @@ def within(
         if document[0] not in gold:
             kept.remove(document)
     return kept
+
+
+def through(codec: Codec, entry: CacheEntry) -> tuple[CacheEntry, int]:
+    """Return what a codec makes of an entry, and the bytes that it takes packed.
+
+    Raises:
+        InputError: The codec does not take it.
+    """
+    try:
+        packed = codec.pack(entry)
+    except ValueError as error:
+        raise InputError(f"an entry of {entry.num_tokens} tokens has no place in this codec: {error}") from error
+    read = codec.unpack(packed, geometry=geometry_of(entry), dtype=entry.keys.dtype, token_ids=entry.token_ids)
+    return read, sum(tensor.nbytes for tensor in packed.values())

@@ -87,6 +87,7 @@ def evaluate_row(
                 result["on_full"] = _distances(on_own.logits, other.logits, own[:ON_FULL_TOKENS])
         except (KVLinkError, NotImplementedError) as error:  # the latter from a method of another package
             result["error"] = str(error)
+        result |= method.facts
         if wrong := _not_finite(result):
             result |= finite(result)
             result["error"] = f"{', '.join(wrong)}: no finite number; in float32 the model may not overflow (--dtype)"
@@ -182,6 +183,10 @@ COSTS = ("ttft_s", "tokens_computed", "bytes_loaded")
 """What a method costs; a mean over rows."""
 
 
+FACTS = ("links", "lora_rank", "header", "trailer")
+"""What methods say of themselves besides their names."""
+
+
 def asked_for(results: Sequence[dict[str, Any]], tasks: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     """Return the results of these rows, task by task: a file may hold those of an earlier, larger run, too."""
     ids = {task: {row.id for row in rows} for task, rows in tasks.items()}
@@ -209,6 +214,7 @@ def _summary(
         result["errors"] = errors
     if over := sum("over_limit" in row for row in by_id.values()):
         result["over_limit"] = over
+    result |= _facts(list(by_id.values()))
     against: dict[str, dict[str, float]] = {}
     for metric in (*METRICS, *COSTS):
         values = {name: row[metric] for name, row in fair.items() if metric in row}
@@ -223,6 +229,12 @@ def _summary(
         result["on_full"] = {key: sum(one[key] for one in on_full) / len(on_full) for key in on_full[0]}
     result["against_full"] = against
     return result
+
+
+def _facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a method said of itself, the same in all rows."""
+    found = {name: [row[name] for row in rows if name in row] for name in FACTS}
+    return {name: values[0] for name, values in found.items() if values and len(set(values)) == 1}
 
 
 def require_scored(summary: Sequence[dict[str, Any]]) -> None:

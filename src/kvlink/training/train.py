@@ -19,6 +19,7 @@ from kvlink.models.runner import Runner
 from kvlink.training.example import Example
 from kvlink.training.initialise import initial_links
 from kvlink.training.lesson import Lesson, Lessons, Segments, lessons_of
+from kvlink.training.packets import Packets
 from kvlink.training.student import Load, RequestSide
 from kvlink.training.teacher import Teacher
 from kvlink.training.trainer import Outcome, Progress, Recipe, Trainer, held_out
@@ -49,8 +50,10 @@ class Plan:
 
     Attributes:
         mode: `links`; `links+lora` adds an adapter on the request's side; `lora` and `full` change how documents are
-            read, too, and so give another model.
-        num_links, levels: K, and 2 where long documents are to be cut, else 1.
+            read, too, and so give another model; `packet` and `packet+sink` train soft tokens around documents, without
+            and with the sink prefix before them.
+        num_links, levels: K, and 2 where long documents are to be cut, else 1. For packets K soft tokens stand before a
+            document and K behind it, and no document is cut.
         init: How links begin; see `initial_links`.
         held_out: Lessons that are looked at and not learned from.
         rows: Questions to learn from, of the first lessons that are not held out; None for all.
@@ -63,6 +66,14 @@ class Plan:
     rank: int = RANK
     held_out: int = 40
     rows: int | None = None
+
+    @property
+    def is_packet(self) -> bool:
+        """Whether soft tokens around documents are trained: a rival, which no engine serves."""
+        return self.mode in PACKET_MODES
+
+
+PACKET_MODES = ("packet", "packet+sink")
 
 
 def num_rows(lessons: Iterable[Lesson]) -> int:
@@ -109,9 +120,15 @@ def lessons_for(base: Base, examples: Sequence[Example], plan: Plan, *, context:
     Args:
         context: Positions that the model accepts.
     """
-    cut = plan.levels > 1
+    cut = plan.levels > 1 and not plan.is_packet
     segments: Segments = lambda document: base.prompter.segments(document, cut=cut)  # noqa: E731 (typed)
-    return lessons_of(examples, prompter=base.prompter, segments=segments, num_links=plan.num_links, context=context)
+    return lessons_of(
+        examples,
+        prompter=base.prompter,
+        segments=segments,
+        num_links=plan.num_links * (2 if plan.is_packet else 1),
+        context=context,
+    )
 
 
 def prepare(
@@ -129,7 +146,7 @@ def prepare(
 class Trained:
     """What came of a run: the student as it was at its best, its card, how it went, and the questions learned from."""
 
-    student: RequestSide | WholePrompt
+    student: RequestSide | WholePrompt | Packets
     card: Card
     outcome: Outcome
     rows: int
@@ -139,13 +156,15 @@ class Trained:
         return Bundle(self.student.links(), self.card, self.student.adapter())
 
     def save(self, out: Path, *, tokenizer: Any = None) -> None:
-        """Write the bundle to a file, or the model with its bundle to a folder.
+        """Write the bundle (or the soft tokens of packets) to a file, or the model with its bundle to a folder.
 
         Raises:
             InputError: It cannot be written.
         """
         if isinstance(self.student, WholePrompt):
             self.student.save(out, tokenizer=tokenizer, card=self.card)
+        elif isinstance(self.student, Packets):
+            self.student.wrapping(self.card).save(out)
         else:
             self.bundle().save(out)
 
@@ -225,6 +244,8 @@ def require_start(base: Base, start: Bundle, plan: Plan) -> None:
     shapes = {name: layer.weight.shape for name, layer in attention_layers(base.runner.model)}
     hidden = base.runner.embedding.embedding_dim
     check_bundle(start, digest=start.card.digest, hidden=hidden, layers=shapes)
+    if plan.is_packet:
+        raise InputError("soft tokens of packets do not begin with a bundle of links: leave --start out")
     levels, num_links, _ = start.links.embeddings.shape
     if (levels, num_links) != (plan.levels, plan.num_links):
         raise InputError(
@@ -242,12 +263,17 @@ def _links(base: Base, learned: Sequence[Lesson], plan: Plan, seed: int) -> Tens
         prompter=base.prompter,
         documents=[ids for lesson in learned for ids in lesson.prompt.segments],
         num_links=plan.num_links,
-        levels=plan.levels,
+        levels=2 if plan.is_packet else plan.levels,
         seed=seed,
     )
 
 
-def _student(base: Base, plan: Plan, links: Tensor, adapter: Adapter | None, *, seed: int) -> RequestSide | WholePrompt:
+def _student(
+    base: Base, plan: Plan, links: Tensor, adapter: Adapter | None, *, seed: int
+) -> RequestSide | WholePrompt | Packets:
+    if plan.is_packet:
+        sink_ids = base.sink_ids if plan.mode == "packet+sink" else ()
+        return Packets(base.runner, header=links[0], trailer=links[1], sink_ids=sink_ids)
     if plan.mode in ("links+lora", "lora") and adapter is None:
         adapter = Adapter.fresh(base.runner.model, rank=plan.rank, seed=seed)
     if plan.mode in ("links", "links+lora"):

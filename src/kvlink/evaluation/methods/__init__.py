@@ -1,19 +1,18 @@
 """Methods of the comparison: one interface, one method per file, found through the entry points `kvlink.methods`.
 
-A method is asked for by its name with parameters, such as `concat_reencoded(sink=none)`.
+A method is asked for by its name with parameters, such as `concat_reencoded(sink=none)`; some wrap another one, such as
+`int8(kvlink)`.
 """
 
-import re
 from importlib.metadata import EntryPoint, entry_points
 
 from kvlink.core.errors import InputError
 from kvlink.evaluation.methods.base import Method, Prefilled
+from kvlink.evaluation.methods.call import not_a_call, parse, split_parts
 
 __all__ = ["Method", "Prefilled", "available", "method_named", "split_names"]
 
 GROUP = "kvlink.methods"
-
-_CALL = re.compile(r"\s*(\w+)\s*(?:\((.*)\))?\s*")
 
 
 def available() -> dict[str, EntryPoint]:
@@ -29,15 +28,18 @@ def method_named(asked: str) -> Method:
             take these parameters.
     """
     found = available()
-    name, parameters = parse_call(asked)
-    if name not in found:
-        raise InputError(f"there is no method {name!r}; there are {', '.join(sorted(found))}")
+    call = parse(asked)
+    if call.name not in found:
+        raise InputError(f"there is no method {call.name!r}; there are {', '.join(sorted(found))}")
     try:
-        method: type[Method] = found[name].load()
+        method: type[Method] = found[call.name].load()
     except (ImportError, AttributeError) as error:
-        raise InputError(f"method {name!r} ({found[name].value}) cannot be loaded: {error}") from error
+        raise InputError(f"method {call.name!r} ({found[call.name].value}) cannot be loaded: {error}") from error
+    names = [name for name in method.takes if name not in call.parameters]
+    if len(call.values) > len(names):
+        raise not_a_call(asked)
     try:
-        return method(**parameters)
+        return method(**dict(zip(names, call.values, strict=False)), **call.parameters)
     except TypeError as error:
         raise InputError(f"method {asked!r}: {error}") from error
 
@@ -48,13 +50,19 @@ def parse_call(asked: str) -> tuple[str, dict[str, str]]:
     Raises:
         InputError: It has another form.
     """
-    match = _CALL.fullmatch(asked)
-    pairs = [part.split("=", 1) for part in (match[2] or "").split(",") if part.strip()] if match else []
-    if not match or any(len(pair) != 2 for pair in pairs):
-        raise InputError(f"{asked!r} is not of the form name or name(parameter=value, ...)")
-    return match[1], {key.strip(): value.strip() for key, value in pairs}
+    call = parse(asked)
+    if call.values:
+        raise not_a_call(asked)
+    return call.name, call.parameters
 
 
 def split_names(text: str) -> list[str]:
-    """Split at commas outside parentheses; what is named twice is taken once."""
-    return list(dict.fromkeys(part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()))
+    """Split at commas outside parentheses; what is named twice is taken once.
+
+    Raises:
+        InputError: A parenthesis has no partner.
+    """
+    try:
+        return [name for name in dict.fromkeys(split_parts(text)) if name]
+    except ValueError as error:
+        raise InputError(f"{text!r}: {error}") from error

@@ -1,8 +1,9 @@
 """What a method is: given a row's ids, it computes the prompt its own way and returns logits of the last rows."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import ClassVar, get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -42,14 +43,64 @@ def sink_named(kind: str) -> str:
     return kind
 
 
+def number(text: str, name: str, *, least: float = 0.0, most: float = float("inf"), above: bool = False) -> float:
+    """Return a parameter that is a number.
+
+    Args:
+        above: Whether it has to be greater than `least`.
+
+    Raises:
+        InputError: It is none, or beyond its bounds.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = float("nan")
+    if not (least < found <= most if above else least <= found <= most):
+        bounds = f"more than {least:g}" if above else f"at least {least:g}"
+        raise InputError(
+            f"{name}={text}: a number of {bounds}{f' and at most {most:g}' if most < 1e9 else ''} is needed"
+        )
+    return found
+
+
+def whole_number(text: str, name: str, *, least: int = 0) -> int:
+    """Return a parameter that is a whole number.
+
+    Raises:
+        InputError: It is none, or too small.
+    """
+    if not text.isdecimal() or int(text) < least:
+        raise InputError(f"{name}={text}: a whole number of at least {least} is needed")
+    return int(text)
+
+
+def one_of(text: str, name: str, *choices: str) -> str:
+    """Return a parameter that is one of some words.
+
+    Raises:
+        InputError: It is none of them.
+    """
+    if text not in choices:
+        raise InputError(f"{name}={text}; choose {' or '.join(choices)}")
+    return text
+
+
 class Method(ABC):
     """One arm of the comparison. Constructors take keyword parameters as texts.
 
     Attributes:
+        takes: Parameters that may stand without their names, in their order.
         generates: Whether it can answer; one that keeps no cache is only scored.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ()
     generates = True
+
+    @property
+    def facts(self) -> Mapping[str, int | str]:
+        """What results shall say of it besides its name, once it has seen a row."""
+        return {}
 
     def prepare(self, case: Case) -> None:  # noqa: B027 (many methods have nothing to prepare)
         """Get what a warm cache would hold (entries, keys and values of S); not counted as time to first token."""
@@ -69,6 +120,10 @@ class Method(ABC):
         """Return the logits that predict each id of a continuation of the row's prompt (teacher forcing)."""
         return self.prefill(case, (*case.prompt.tail, *continuation[:-1]), keep=len(continuation))
 
+    def step(self, case: Case, cache: SlotCache, token_id: int) -> Float[Tensor, " vocab"]:
+        """Append one id behind what a prefill left and return its logits."""
+        return case.bench.runner.decode(cache, token_id)
+
     def generate(self, case: Case, *, limit: int, end_ids: Ids) -> Ids:
         """Return the greedy continuation of the row's prompt, its end included."""
         prefilled = self.prefill(case, case.prompt.tail, keep=1, room=limit)
@@ -79,6 +134,6 @@ class Method(ABC):
             ids.append(greedy(row))
             if ids[-1] in end_ids or len(ids) == limit:
                 break
-            row = case.bench.runner.decode(prefilled.cache, ids[-1])
+            row = self.step(case, prefilled.cache, ids[-1])
         case.bench.release(prefilled.cache)
         return tuple(ids)

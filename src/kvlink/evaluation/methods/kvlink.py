@@ -3,9 +3,9 @@
 Source: arXiv 2502.16002 (KVLink), with one shared set of link tokens and a sink prefix.
 """
 
-from kvlink.core.errors import BundleRefused, InputError
+from kvlink.core.errors import BundleRefused
 from kvlink.evaluation.case import Bench, Case, Ids
-from kvlink.evaluation.methods.base import Method, Prefilled
+from kvlink.evaluation.methods.base import Method, Prefilled, one_of
 from kvlink.evaluation.methods.reading import Reading
 from kvlink.models.adapter import attention_layers
 from kvlink.models.assembler import Assembler
@@ -15,20 +15,29 @@ from kvlink.models.bundle import Bundle, check_bundle, read_bundle, shipped_for
 class KVLink(Method):
     """Entries with the link tokens, and the adapter if there is one, of a bundle."""
 
-    def __init__(self, *, bundle: str = "auto", foreign: str = "no", codec: str = "raw") -> None:
+    def __init__(self, *, bundle: str = "auto", lora: str = "on", foreign: str = "no", codec: str = "raw") -> None:
         """Take a bundle.
 
         Args:
             bundle: A file, or `auto` for the one that ships for this model.
+            lora: `off` leaves the bundle's adapter out, if it has one.
             foreign: `yes` takes a bundle of other weights of the same shape.
             codec: What the entries go through before they are used, as if they came from a store.
         """
-        if foreign not in ("yes", "no"):
-            raise InputError(f"foreign={foreign}; choose yes or no")
         self.bundle = bundle
-        self.foreign = foreign == "yes"
+        self.lora = one_of(lora, "lora", "on", "off") == "on"
+        self.foreign = one_of(foreign, "foreign", "yes", "no") == "yes"
         self._reading = Reading(codec)
         self._loaded: tuple[Bench, Bundle, Assembler] | None = None
+
+    @property
+    def facts(self) -> dict[str, int | str]:
+        """K, and the rank of the adapter if one acts."""
+        if self._loaded is None:
+            return {}
+        _, bundle, assembler = self._loaded
+        rank = {"lora_rank": assembler.adapter.rank} if assembler.adapter else {}
+        return {"links": bundle.links.num_links, **rank}
 
     def prepare(self, case: Case) -> None:
         """Encode the documents behind the bundle's sink prefix, cut where the links know segments, and S."""
@@ -62,6 +71,6 @@ class KVLink(Method):
             shapes = {name: layer.weight.shape for name, layer in attention_layers(runner.model)}
             hidden = runner.embedding.embedding_dim
             check_bundle(found, digest=bench.digest, hidden=hidden, layers=shapes, foreign=self.foreign)
-            adapter = found.adapter.to(runner.device, runner.dtype) if found.adapter else None
+            adapter = found.adapter.to(runner.device, runner.dtype) if found.adapter and self.lora else None
             self._loaded = bench, found, Assembler(runner, links=found.links, adapter=adapter)
         return self._loaded[1:]

@@ -1,0 +1,1 @@
+"""One page from results of `kvlink evaluate`: figures, tables, and rows on which two methods differ most."""
