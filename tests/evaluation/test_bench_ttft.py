@@ -55,7 +55,7 @@ def tail(engine: Engine) -> int:
 
 
 def test_each_row_has_the_agreed_fields(rows: list[dict[str, Any]]) -> None:
-    more = {"computed_tokens", "sources", "page_cache_share", "bytes", "read_digest_rate"}
+    more = {"computed_tokens", "sources", "page_cache_share", "bytes", "read_digest_rate", "over_read"}
     for row in rows:
         assert FIELDS <= set(row) <= FIELDS | more
 
@@ -133,6 +133,9 @@ def test_cold_rows_tell_bytes_and_the_speed_of_reading_and_verifying(rows: list[
         assert row["bytes"] == read["bytes"] > 0
         assert row["read_digest_rate"] == read["bytes"] / read["median_s"]
         assert 0 <= row["page_cache_share"] <= 1
+        (warm,) = chosen(rows, arm="shared", state="warm", tokens=row["tokens"], links=row["links"])
+        more = row["over_read"] * row["bytes"] / row["read_digest_rate"]
+        assert row["median_s"] == pytest.approx(warm["median_s"] + more)
 
 
 def test_the_page_cache_says_what_it_still_holds(tmp_path: Path) -> None:

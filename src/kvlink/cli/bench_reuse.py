@@ -66,6 +66,9 @@ def ttft(
         if row["arm"] == "read":
             rate = f"{show.size(row['bytes'])} at {show.size(row['read_digest_rate'])}/s"
             out.print(f"{prompt_of(row)}: cold reads and verifies {rate}", highlight=False)
+        elif row["arm"] == "shared" and row["state"] == "cold":
+            beyond = f"{row['over_read']:.2f} times as long as that"
+            out.print(f"{prompt_of(row)}, K = {row['links']}: cold takes {beyond} beyond warm", highlight=False)
     write_results(json, "bench ttft", rows, model=engine.model_info, seed=0)
     if plot:
         from kvlink.evaluation.plot import plot_ttft

@@ -231,10 +231,18 @@ def _measured(
         row["reduction"] = 1 - row["median_s"] / full[row["documents"]] if row["arm"] not in ("read", "limit") else None
         limit = limits[_kind(row)] if row["arm"] == "shared" else None
         row["limit_s"], row["over_limit"] = limit, limit and row["median_s"] / limit
+    _hold_to_reading(rows)
+    return rows
+
+
+def _hold_to_reading(rows: Sequence[dict[str, Any]]) -> None:
+    """Tell cold rows what was read, how fast that is at best, and how often that time they take beyond warm ones."""
+    warm = {(row["arm"], row["links"]): row["median_s"] for row in rows if row["state"] == "warm"}
     for read in (row for row in rows if row["arm"] == "read"):
         for row in (row for row in rows if row["state"] == "cold"):
             row.update(bytes=read["bytes"], read_digest_rate=read["bytes"] / read["median_s"])
-    return rows
+            if row["arm"] != "read":
+                row["over_read"] = (row["median_s"] - warm[row["arm"], row["links"]]) / read["median_s"]
 
 
 def _kind(row: Mapping[str, Any]) -> tuple[Any, ...]:
