@@ -2,7 +2,7 @@
 
 Full attention, exact. It is made to be fast: rows stand in one buffer and are cropped where they lie, so nothing is
 copied, and no mask is built. With the cache of transformers (`DynamicCache`, cropped) all keys are copied in each
-layer of each forward and rows behind known ones need an explicit mask, which takes longer.
+layer of each forward, and rows behind known ones need an explicit mask.
 """
 
 from collections.abc import Sequence
