@@ -1,4 +1,4 @@
-"""`bench codecs|store|ttft|assembly|encode|train-step|segments|update`: the figures of the pages, measured here."""
+"""`bench`: the figures of the pages, measured here."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kvlink.cli import bench_codecs, bench_store, bench_update, options, show
+from kvlink.cli import bench_codecs, bench_reuse, bench_store, bench_update, options, show
 
 app = typer.Typer(
     help="Measure on this machine, arms side by side; every sample goes into --json.", no_args_is_help=True
@@ -14,6 +14,10 @@ app = typer.Typer(
 app.command()(bench_codecs.codecs)
 app.command()(bench_store.store)
 app.command()(bench_update.update)
+app.command()(bench_reuse.ttft)
+app.command()(bench_reuse.decode)
+app.command()(bench_reuse.memory)
+app.command()(bench_reuse.dialogue)
 
 Documents = Annotated[int, typer.Option("--documents", min=1, help="Documents in each prompt.")]
 Tokens = Annotated[str, typer.Option("--tokens", help="Tokens per document, separated by commas.")]
@@ -29,53 +33,6 @@ def numbers(text: str, *, least: int = 1) -> list[int]:
     if min(found) < least:
         raise typer.BadParameter(f"{text!r} is not a list of numbers like 100,200")
     return found
-
-
-@app.command()
-def ttft(
-    documents: Documents = 10,
-    tokens: Tokens = "100,200,300,400,500",
-    links: Annotated[str, typer.Option("--links", help="Link tokens behind each document (random, for cost).")] = "0,6",
-    repeats: Repeats = 7,
-    model: options.Model = "demo",
-    dtype: options.Dtype = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the result to this .svg or .png.")] = None,
-    json: options.Json = None,
-) -> None:
-    """Time to first token by reuse (cold, host, warm) against full prefill."""
-    from kvlink.evaluation.bench.ttft import bench_ttft, runs_of
-    from kvlink.evaluation.results import write_results
-
-    lengths = numbers(tokens)
-    counts = numbers(links, least=0)
-    with show.open_bench(model, dtype) as engine, show.bar() as progress:
-        task = progress.add_task("measuring", total=runs_of(lengths, counts, repeats), rate="")
-        rows = bench_ttft(
-            engine,
-            documents=documents,
-            tokens=lengths,
-            links=counts,
-            repeats=repeats,
-            progress=lambda: progress.advance(task),
-        )
-    table = Table("documents", "tokens", "arm", "state", "K", "median", "quartiles", "off", title="time to first token")
-    for row in rows:
-        table.add_row(
-            str(row["documents"]),
-            f"{row['documents'] * row['tokens']:,}",
-            row["arm"],
-            row["state"],
-            str(row["links"]),
-            f"{row['median_s']:.3f} s",
-            f"{row['q1_s']:.3f} - {row['q3_s']:.3f}",
-            "" if row["arm"] == "full" else f"{row['reduction']:.1%}",
-        )
-    show.out(json).print(table)
-    write_results(json, "bench ttft", rows, model=engine.model_info, seed=0)
-    if plot:
-        from kvlink.evaluation.plot import plot_ttft
-
-        plot_ttft(rows, plot, title=engine.model_info["name"])
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Any
 from kvlink.core.errors import InputError
 from kvlink.evaluation.results import require_writable
 
-COLOURS = {"full": "#6b7280", "cold": "#d97706", "host": "#0891b2", "warm": "#4f46e5"}
+COLOURS = {"full": "#6b7280", "cold": "#d97706", "host": "#0891b2", "warm": "#4f46e5", "known_beginning": "#be185d"}
 
 PALETTE = ("#4f46e5", "#d97706", "#0891b2", "#be185d", "#65a30d", "#7c3aed", "#475569")
 
@@ -19,23 +19,31 @@ def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> N
         InputError: matplotlib is not installed, or the file cannot be written.
     """
     plt = pyplot()
+    rows = [row for row in rows if not row.get("scenario")]
     links = max(row["links"] for row in rows)
+    reuse = "shared" if any(row["arm"] == "shared" for row in rows) else "assembled"
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-    for arm in ("full", "cold", "host", "warm"):
+    for arm, colour in COLOURS.items():
         chosen = [
             row
             for row in rows
-            if (row["arm"] == "full" if arm == "full" else row["state"] == arm and row["links"] == links)
+            if (
+                row["arm"] == "full"
+                if arm == "full"
+                else (row["arm"], row["state"], row["links"]) == (reuse, arm, links)
+            )
         ]
+        if not chosen:
+            continue
         lengths = [row["documents"] * row["tokens"] for row in chosen]
         medians = [row["median_s"] for row in chosen]
-        label = "full prefill" if arm == "full" else f"reuse, {arm}"
-        axes.plot(lengths, medians, marker="o", color=COLOURS[arm], label=label, linewidth=2)
+        label = "full prefill" if arm == "full" else f"reuse, {arm.replace('_', ' ')}"
+        axes.plot(lengths, medians, marker="o", color=colour, label=label, linewidth=2)
         axes.fill_between(
             lengths,
             [r["q1_s"] for r in chosen],
             [r["q3_s"] for r in chosen],
-            color=COLOURS[arm],
+            color=colour,
             alpha=0.15,
             linewidth=0,
         )
@@ -47,7 +55,9 @@ def plot_ttft(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> N
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(low * 0.8, high * 1.25)
-    ticks = [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low * 0.8 <= tick <= high * 1.25]
+    ticks = [
+        tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if low * 0.8 <= tick <= high * 1.25
+    ]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     axes.yaxis.set_minor_formatter(plt.NullFormatter())
     axes.set_xlabel("tokens in 10 documents" if rows[0]["documents"] == 10 else "tokens in documents")

@@ -12,8 +12,8 @@ from kvlink.engine.engine import Engine
 from kvlink.engine.loader import Ids
 from kvlink.evaluation.bench.codecs import bench_codecs
 from kvlink.evaluation.bench.codecs import runs_of as runs_of_codecs
+from kvlink.evaluation.bench.page_cache import drop_page_cache
 from kvlink.evaluation.bench.texts import document_of
-from kvlink.evaluation.bench.ttft import drop_page_cache
 from kvlink.evaluation.timing import Arm, alternate
 from kvlink.store.base import Store
 from kvlink.store.codec import encode

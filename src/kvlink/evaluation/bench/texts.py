@@ -37,10 +37,22 @@ def document_of(prompter: Prompter, tokens: int, *, seed: int, name: str = "") -
     raise InputError(f"no made-up document has exactly {tokens} tokens with this tokenizer; try another number")
 
 
-def question_of(prompter: Prompter, tokens: int) -> str:
-    """Return a question whose own ids (without the end of the turn) are about `tokens`."""
-    words = (TEXT.split() * tokens)[:tokens]
+def question_of(prompter: Prompter, tokens: int, *, skip: int = 0) -> str:
+    """Return a question whose own ids (without the end of the turn) are about `tokens`.
+
+    Args:
+        skip: Begin so many words later.
+    """
+    words = (TEXT.split() * (tokens + skip))[skip : skip + tokens]
     around = len(prompter.tail_ids(words[0])) - 1
     while len(words) > 1 and len(prompter.tail_ids(" ".join(words))) - around > tokens:
         words.pop()
     return " ".join(words)
+
+
+def other_question(prompter: Prompter, question: str, tokens: int) -> str:
+    """Return another question of as many ids, or nearly, whose first id is another: no beginning of it is known."""
+    ids = prompter.tail_ids(question)
+    others = [question_of(prompter, tokens, skip=skip) for skip in range(1, len(TEXT.split()))]
+    apart = [other for other in others if prompter.tail_ids(other)[0] != ids[0]]
+    return min(apart, key=lambda other: abs(len(prompter.tail_ids(other)) - len(ids)))

@@ -1,15 +1,12 @@
 """Time to first token by reuse against full prefill: from the request's text to the first token on the host.
 
-States of reuse: `cold` (objects on disk, page cache dropped, S unknown), `host` (encoded objects in memory),
-`warm` (decoded entries held here, in an order never seen). S is known in `host` and `warm`. The full arm gets
-its input tensor ready-made and keeps no cache: it is timed at its best.
+The states of reuse are those of `evaluation.bench.reuse`. Rivals are given their ids ready-made, and so timed at their
+best: `full` computes all of them and keeps no cache; `full+prefix_cache` computes what is behind the longest common
+beginning with the prompt before.
 """
 
-import os
-import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -18,13 +15,15 @@ from typing import Any
 import torch
 
 from kvlink.core.document import Document
+from kvlink.core.layout import Prompt
 from kvlink.engine.engine import Engine
-from kvlink.engine.loader import Ids, Loaded, Loader, LoadTimes
 from kvlink.engine.stream import greedy
-from kvlink.evaluation.bench.texts import document_of, question_of
-from kvlink.evaluation.timing import Arm, alternate
-from kvlink.models.links import LinkTokens
-from kvlink.store.base import Store
+from kvlink.evaluation.bench.limit import limit_arm
+from kvlink.evaluation.bench.prefix_cache import PrefixCache, Snapshot
+from kvlink.evaluation.bench.reuse import Case, Reuse, Work, read_case
+from kvlink.evaluation.bench.texts import document_of, other_question, question_of
+from kvlink.evaluation.bench.watched import Watch, WatchedLoader
+from kvlink.evaluation.timing import alternate
 from kvlink.store.disk import DiskStore
 from kvlink.store.memory import MemoryStore
 
@@ -34,20 +33,11 @@ QUESTION_TOKENS = 30
 MEMORY_BYTES = 8 << 30
 """Budget of the store behind the state `host`."""
 
+SCENARIOS = ("repeat", "first_dropped", "first_exchanged", "one_before")
+"""What became of the documents since the prompt before: nothing; the first is gone; another stands in its place, or
+before them all."""
 
-class HeldLoader(Loader):
-    """Hands out decoded entries that are held here: what a warm engine has on its device."""
-
-    held: Mapping[Ids, Loaded]
-
-    @contextmanager
-    def load(self, segments: Sequence[Ids], times: LoadTimes | None = None) -> Generator[list[Loaded]]:
-        """Hold the entries of these segments; nothing is read."""
-        start = perf_counter()
-        found = [self.held[ids] for ids in segments if self.name(ids)]
-        if times:
-            times.load_s += perf_counter() - start
-        yield found
+Progress = Callable[[], None]
 
 
 def bench_ttft(
@@ -56,107 +46,206 @@ def bench_ttft(
     documents: int,
     tokens: Sequence[int],
     links: Sequence[int] = (0, 6),
+    scenario_tokens: int | None = None,
     repeats: int = 7,
     seed: int = 0,
-    progress: Callable[[], None] = lambda: None,
+    progress: Progress = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Return one row per number of tokens, arm, state and K.
+    """Return one row per number of tokens, arm, state and K, and one per scenario, arm and K.
 
     Args:
-        engine: Gives the model; its store is not used.
+        engine: Gives the model; its store is not used. What it cannot share has rows of the other arms alone.
         documents: Documents in each prompt.
         tokens: Tokens of each document; one comparison for each number.
         links: Numbers of link tokens; random embeddings, since only their cost is measured.
+        scenario_tokens: Tokens of each document in the scenarios; None leaves them out.
         repeats: Counted rounds.
         progress: Called after each run.
     """
     rows: list[dict[str, Any]] = []
-    question = question_of(engine.prompter, QUESTION_TOKENS)
     for length in tokens:
-        texts = [document_of(engine.prompter, length, seed=seed + number) for number in range(documents)]
-        with (
-            TemporaryDirectory(prefix="kvlink-bench-") as folder,
-            _arms(engine, texts, question, links, folder) as arms,
-        ):
-            samples = alternate(arms, repeats=repeats, progress=progress)
-        full = samples["full - 0"].median
-        for name, sample in samples.items():
-            arm, state, count = name.split()
-            rows.append(
-                {
-                    "documents": documents,
-                    "tokens": length,
-                    "arm": arm,
-                    "state": state,
-                    "links": int(count),
-                    **sample.to_json(),
-                    "reduction": 1 - sample.median / full,
-                }
-            )
+        with _work(engine, documents, length, seed) as work:
+            cases = _states(work, links)
+            rows += _measured(cases, {"documents": documents, "tokens": length}, repeats, progress)
+    if scenario_tokens is not None and engine.sessions is not None:
+        with _work(engine, documents + 1, scenario_tokens, seed) as work:
+            cases = _scenarios(work, links)
+            rows += _measured(cases, {"tokens": scenario_tokens}, repeats, progress)
     return rows
 
 
-def runs_of(tokens: Sequence[int], links: Sequence[int], repeats: int) -> int:
+def runs_of(
+    engine: Engine, tokens: Sequence[int], links: Sequence[int], repeats: int, *, scenarios: bool = True
+) -> int:
     """Return how often `progress` is called."""
-    return len(tokens) * (1 + 3 * len(links)) * (1 + repeats)
+    shares = engine.sessions is not None
+    states = len(tokens) * (2 + 3 * len(links) + shares * (1 + 6 * len(links)))
+    changed = 3 + len(SCENARIOS) * (1 + 2 * len(links)) if shares and scenarios else 0
+    return (states + changed) * (1 + repeats)
 
 
 @contextmanager
-def _arms(
-    engine: Engine, texts: list[Document], question: str, links: Sequence[int], folder: str
-) -> Generator[dict[str, Arm]]:
-    """Prepare the arms of one comparison: all on one model, one set of documents, one question."""
-    runner, base = engine.runner, engine.loader
-    with DiskStore(folder) as disk, MemoryStore(budget_bytes=MEMORY_BYTES) as host:
-
-        def loader(kind: type[Loader], store: Store) -> Any:
-            return kind(runner=runner, store=store, identity=base.identity, sink=base.sink)
-
-        on_disk, in_memory, held = loader(Loader, disk), loader(Loader, host), loader(HeldLoader, host)
-        ids = [engine.prompter.document_ids(text) for text in texts]
-        for each in (on_disk, in_memory):
-            list(each.encode(ids))
-        with in_memory.load(ids) as loaded:
-            held.held = dict(zip(ids, loaded, strict=True))
-            shuffler = random.Random(0)  # noqa: S311
-
-            def reuse(by: Loader, count: int, *, cold: bool = False) -> Arm:
-                tokens = LinkTokens.random(runner.embedding, num_links=count, levels=1) if count else None
-                arm = Engine(runner=runner, prompter=engine.prompter, loader=by, report=engine.report, links=tokens)
-
-                def run() -> tuple[float, Mapping[str, float]]:
-                    order = shuffler.sample(texts, len(texts))
-                    if cold:
-                        arm.forget_beginnings()
-                        drop_page_cache(Path(folder))
-                    times = arm.generate(order, question, max_new_tokens=1).timings
-                    parts = asdict(times)
-                    return parts.pop("ttft_s"), {k: v for k, v in parts.items() if k not in ("total_s", "encode_s")}
-
-                return run
-
-            prompt = (engine.prompter.system_ids(None), engine.prompter.tail_ids(question))
-            everything = [*prompt[0], *(token for document in ids for token in document), *prompt[1]]
-            tensor = torch.tensor([everything], device=runner.device)
-
-            def full() -> None:
-                with torch.inference_mode():
-                    greedy(runner.forward(cache=None, input_ids=tensor)[0, -1])
-
-            arms: dict[str, Arm] = {"full - 0": full}
-            for count in links:
-                arms[f"assembled cold {count}"] = reuse(on_disk, count, cold=True)
-                arms[f"assembled host {count}"] = reuse(in_memory, count)
-                arms[f"assembled warm {count}"] = reuse(held, count)
-            yield arms
+def _work(engine: Engine, documents: int, length: int, seed: int) -> Generator[Work]:
+    """Make documents of one length and encode them into a store on the disk and one in memory."""
+    prompter = engine.prompter
+    question = question_of(prompter, QUESTION_TOKENS)
+    with (
+        TemporaryDirectory(prefix="kvlink-bench-") as folder,
+        DiskStore(folder) as disk,
+        MemoryStore(budget_bytes=MEMORY_BYTES) as host,
+    ):
+        work = Work(
+            base=engine,
+            texts=[document_of(prompter, length, seed=seed + number) for number in range(documents)],
+            question=question,
+            other=other_question(prompter, question, QUESTION_TOKENS),
+            disk=disk,
+            host=host,
+            folder=Path(folder),
+        )
+        work.fill()
+        yield work
 
 
-def drop_page_cache(folder: Path) -> None:
-    """Ask the system to forget the contents of all files below a folder, so that they are read from the disk."""
-    for file in folder.rglob("*.safetensors"):
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
+def _states(work: Work, links: Sequence[int]) -> list[Case]:
+    """Return the rows to be of one length: all on one model, one set of documents, one question."""
+    prompt = work.prompt()
+    cases = [full_case(work, prompt), read_case(work)]
+    with work.loader(WatchedLoader, work.host, Watch()).load(work.ids) as held:
+        entries = list(held)
+    for count in links:
+        cases.append(Reuse(work, "assembled", store=work.disk, links=count).case("cold"))
+        cases.append(Reuse(work, "assembled", store=work.host, links=count).case("host"))
+        cases.append(Reuse(work, "assembled", store=work.host, links=count, held=entries).case("warm"))
+    if work.base.sessions is None:
+        return cases
+    cases.append(_prefix_case(work, prompt, _known(work, prompt, rows=len(prompt.ids(prompt.layout())))))
+    for count in links:
+        cases.append(Reuse(work, "shared", store=work.disk, links=count).case("cold"))
+        cases.append(Reuse(work, "shared", store=work.host, links=count).case("host"))
+        warm = Reuse(work, "shared", store=work.host, links=count)
+        cases += [warm.case("warm"), warm.case("known_beginning")]
+        cases += [limit_case(work, prompt, count, state=state) for state in ("warm", "known_beginning")]
+    return cases
+
+
+def _scenarios(work: Work, links: Sequence[int]) -> list[Case]:
+    """Return the rows to be of documents that changed since the prompt before; the last one was not in it."""
+    *before, other = work.texts
+    after: dict[str, list[Document]] = {
+        "repeat": before,
+        "first_dropped": before[1:],
+        "first_exchanged": [other, *before[1:]],
+        "one_before": [other, *before],
+    }
+    prompts = {name: work.prompt(texts) for name, texts in after.items()}
+    longest = max(prompt.num_tokens for prompt in prompts.values())
+    cache = _known(work, prompts["repeat"], rows=longest)
+    cases = [  # the exchanged prompt is as long as the repeated one
+        full_case(work, prompts[name], scenario=name, documents=len(after[name]))
+        for name in ("repeat", "first_dropped", "one_before")
+    ]
+    for name, prompt in prompts.items():
+        cases.append(_prefix_case(work, prompt, cache, scenario=name, documents=len(after[name])))
+    for count in links:
+        reuse = Reuse(work, "shared", store=work.host, links=count)
+        for name, texts in after.items():
+            fields = {"scenario": name, "documents": len(texts)}
+            cases.append(_changed_case(reuse, before, texts, fields))
+            state = "known_beginning" if name == "repeat" else "warm"
+            cases.append(limit_case(work, prompts[name], count, state=state, **fields))
+    return cases
+
+
+def full_case(work: Work, prompt: Prompt, **fields: Any) -> Case:
+    """Return the row to be of one causal forward over all ids, input tensor ready, no cache kept."""
+    runner = work.base.runner
+    tensor = prompt.ids(prompt.layout())[None].to(runner.device)
+
+    def run() -> None:
+        with torch.inference_mode():
+            greedy(runner.forward(cache=None, input_ids=tensor)[0, -1])
+
+    return Case({"arm": "full", "state": "-", "links": 0, **fields}, run, {"computed_tokens": tensor.shape[1]})
+
+
+def limit_case(work: Work, prompt: Prompt, count: int, *, state: str, **fields: Any) -> Case:
+    """Return the row to be of the arithmetic limit of a request; in both states S is known."""
+    known = len(prompt.system) + (count * len(prompt.documents) if state == "known_beginning" else 0)
+    arm = limit_arm(work.base.runner, prompt, links=work.links(count), known=known)
+    return Case({"arm": "limit", "state": state, "links": count, **fields}, arm)
+
+
+def _known(work: Work, prompt: Prompt, *, rows: int) -> tuple[PrefixCache, Snapshot]:
+    """Return a prefix cache that has just seen the same documents with another question."""
+    before = Prompt(prompt.system, prompt.documents, work.base.prompter.tail_ids(work.other))
+    cache = PrefixCache(work.base.runner, capacity=max(rows, before.num_tokens))
+    cache.prefill(before.ids(before.layout()).tolist())
+    return cache, cache.snapshot()
+
+
+def _prefix_case(work: Work, prompt: Prompt, known: tuple[PrefixCache, Snapshot], **fields: Any) -> Case:
+    """Return the row to be of full attention behind the longest common beginning."""
+    cache, before = known
+    ids = prompt.ids(prompt.layout()).tolist()
+    case = Case({"arm": "full+prefix_cache", "state": "known_beginning", "links": 0, **fields}, run=lambda: None)
+
+    def run() -> tuple[float, Mapping[str, float]]:
+        cache.restore(before)
+        start = perf_counter()
+        greedy(cache.prefill(ids))
+        seconds = perf_counter() - start
+        case.facts["computed_tokens"] = cache.computed
+        return seconds, {}
+
+    case.run = run
+    return case
+
+
+def _changed_case(reuse: Reuse, before: list[Document], texts: list[Document], fields: Mapping[str, Any]) -> Case:
+    """Return the row to be of documents behind those of another prompt; all of them are resident."""
+    state, links = "known_beginning", reuse.engine.num_links
+    case = Case({"arm": "shared", "state": state, "links": links, **fields}, run=lambda: None)
+
+    def run() -> tuple[float, Mapping[str, float]]:
+        reuse.ask_before(before)
+        return reuse.timed(case, texts)
+
+    case.run = run
+    return case
+
+
+def _measured(
+    cases: Sequence[Case], fields: Mapping[str, Any], repeats: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """Run the cases in turn and return their rows, each held to the full prefill and to the limit of its kind."""
+    arms = {str(number): case.run for number, case in enumerate(cases)}
+    samples = list(alternate(arms, repeats=repeats, progress=progress).values())
+    rows: list[dict[str, Any]] = [
+        {"scenario": None, **fields, **case.fields, **one.to_json()} for case, one in zip(cases, samples, strict=True)
+    ]
+    full = {row["documents"]: row["median_s"] for row in rows if row["arm"] == "full"}
+    limits = {_kind(row): row["median_s"] for row in rows if row["arm"] == "limit"}
+    for row, case in zip(rows, cases, strict=True):
+        row.update(case.facts)
+        row["reduction"] = 1 - row["median_s"] / full[row["documents"]] if row["arm"] not in ("read", "limit") else None
+        limit = limits[_kind(row)] if row["arm"] == "shared" else None
+        row["limit_s"], row["over_limit"] = limit, limit and row["median_s"] / limit
+    _hold_to_reading(rows)
+    return rows
+
+
+def _hold_to_reading(rows: Sequence[dict[str, Any]]) -> None:
+    """Tell cold rows what was read, how fast that is at best, and how often that time they take beyond warm ones."""
+    warm = {(row["arm"], row["links"]): row["median_s"] for row in rows if row["state"] == "warm"}
+    for read in (row for row in rows if row["arm"] == "read"):
+        for row in (row for row in rows if row["state"] == "cold"):
+            row.update(bytes=read["bytes"], read_digest_rate=read["bytes"] / read["median_s"])
+            if row["arm"] != "read":
+                row["over_read"] = (row["median_s"] - warm[row["arm"], row["links"]]) / read["median_s"]
+
+
+def _kind(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return which limit a row is held to: S alone is known, or the links, too."""
+    known = row["scenario"] == "repeat" if row["scenario"] else row["state"] == "known_beginning"
+    return row["scenario"], known, row["links"]
