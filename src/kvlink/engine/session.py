@@ -185,6 +185,8 @@ class Sessions:
             raise
         for session, number in work:
             session.left, session.embeds = session.left[number:], session.embeds[number:]
+            if not len(session.left):  # a view would keep all of the prompt's
+                session.embeds = session.embeds.new_empty(0, session.embeds.shape[1])
         for session, row in zip(ready, logits, strict=True):
             session.logits = row
 
