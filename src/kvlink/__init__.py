@@ -15,14 +15,19 @@ if TYPE_CHECKING:
     from kvlink.core.document import Document
     from kvlink.core.errors import (
         BundleRefused,
+        Cancelled,
         ContextOverflow,
         DamagedObject,
+        DeadlineExceeded,
+        DeviceBusy,
+        DeviceOverflow,
         EmptyQuestion,
         InputError,
         KVLinkError,
         KVLinkWarning,
         ModelError,
         ModelRefused,
+        QueueFull,
         StoreError,
         StoreFull,
         StoreUnusable,
@@ -30,7 +35,11 @@ if TYPE_CHECKING:
         TrainingDiverged,
     )
     from kvlink.engine.assembled import Assembled
+    from kvlink.engine.chat import Chat
     from kvlink.engine.engine import Engine
+    from kvlink.engine.job import Job
+    from kvlink.engine.library import Library
+    from kvlink.engine.sampling import SamplingParams
     from kvlink.engine.stream import Stream
     from kvlink.engine.usage import Answer, DocumentUsage, Timings, Usage
     from kvlink.models.bundle import Bundle
@@ -39,22 +48,31 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "engine.usage",
+    "Assembled": "engine.assembled",
     "Bundle": "models.bundle",
     "BundleRefused": "core.errors",
-    "Assembled": "engine.assembled",
+    "Cancelled": "core.errors",
+    "Chat": "engine.chat",
     "ContextOverflow": "core.errors",
     "DamagedObject": "core.errors",
+    "DeadlineExceeded": "core.errors",
+    "DeviceBusy": "core.errors",
+    "DeviceOverflow": "core.errors",
     "DiskStore": "store.disk",
     "Document": "core.document",
     "DocumentUsage": "engine.usage",
     "EmptyQuestion": "core.errors",
     "Engine": "engine.engine",
     "InputError": "core.errors",
+    "Job": "engine.job",
     "KVLinkError": "core.errors",
     "KVLinkWarning": "core.errors",
+    "Library": "engine.library",
     "MemoryStore": "store.memory",
     "ModelError": "core.errors",
     "ModelRefused": "core.errors",
+    "QueueFull": "core.errors",
+    "SamplingParams": "engine.sampling",
     "StoreError": "core.errors",
     "StoreFull": "core.errors",
     "StoreUnusable": "core.errors",
@@ -70,19 +88,28 @@ __all__ = [
     "Assembled",
     "Bundle",
     "BundleRefused",
+    "Cancelled",
+    "Chat",
     "ContextOverflow",
     "DamagedObject",
+    "DeadlineExceeded",
+    "DeviceBusy",
+    "DeviceOverflow",
     "DiskStore",
     "Document",
     "DocumentUsage",
     "EmptyQuestion",
     "Engine",
     "InputError",
+    "Job",
     "KVLinkError",
     "KVLinkWarning",
+    "Library",
     "MemoryStore",
     "ModelError",
     "ModelRefused",
+    "QueueFull",
+    "SamplingParams",
     "StoreError",
     "StoreFull",
     "StoreUnusable",

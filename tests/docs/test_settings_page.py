@@ -1,13 +1,19 @@
 """The figures on the page of settings are those of the code."""
 
 import inspect
+import os
+from dataclasses import fields
+from types import SimpleNamespace
 
+import pytest
+import torch
 from pages import DOCS, ROOT
 
 import kvlink
 from kvlink.cli import documents, options
 from kvlink.demo import corpus, questions
-from kvlink.engine import engine, loader, prefiller
+from kvlink.engine import build, loader, prefiller, residency, sampling
+from kvlink.engine.scheduler import Limits
 from kvlink.store import disk, recompressing, room
 
 PAGE = DOCS / "reference" / "settings.md"
@@ -42,9 +48,29 @@ def test_defaults_of_the_engine_are_those_of_the_code() -> None:
 
 
 def test_defaults_of_a_request_are_those_of_the_code() -> None:
-    for name in ("system", "labels", "max_new_tokens", "stop", "on_overflow"):
+    for name in ("system", "labels", "stop", "on_overflow", "reuse", "sampling", "order", "deadline_s"):
         assert f"| `{default(kvlink.Engine.job, name)!r}` |".replace("'", '"') in row(name)
-    assert default(documents.ask, "max_new_tokens") == engine.MAX_NEW_TOKENS
+    assert default(kvlink.Engine.job, "max_new_tokens") is None
+    assert default(documents.ask, "max_new_tokens") == sampling.MAX_NEW_TOKENS
+    assert f"| `None`: that of `sampling`, else {sampling.MAX_NEW_TOKENS} tokens |" in row("max_new_tokens")
+
+
+def test_limits_of_the_scheduler_are_those_of_the_code() -> None:
+    for field in fields(Limits):
+        assert f"| `{field.default}` |" in row(field.name)
+
+
+def test_the_budget_of_the_device_is_that_of_the_code() -> None:
+    text = " ".join(PAGE.read_text("utf-8").split())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert f"on a CPU {residency.device_bytes(torch.device('cpu')) / memory:.0%} of the".replace("%", " %") in text
+    assert f"One part in {build.BEGINNINGS_SHARE} of it is for known beginnings" in text
+
+
+def test_the_budget_of_a_gpu_is_that_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1000))
+    share = residency.device_bytes(torch.device("cuda")) / 1000
+    assert f"{share:.0%} of a GPU's memory".replace("%", " %") in PAGE.read_text("utf-8")
 
 
 def test_budgets_and_constants_are_those_of_the_code() -> None:

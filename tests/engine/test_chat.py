@@ -26,7 +26,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 def continued(engine: Engine, chat: Chat, question: str, docs: list[Document], labels: bool = False) -> list[int]:
     """Answer greedily by reference forwards of the whole conversation, none of which reuses anything."""
-    request = engine._request(docs, question, None, labels, NEW, "error", chat._history())
+    request = engine.job(docs, question, labels=labels, max_new_tokens=NEW, history=chat._history()).request
     prompt, ids = request.prompt, list[int]()
     for _ in range(NEW):
         whole = type(prompt)(prompt.system, prompt.documents, (*prompt.tail, *ids), prompt.labels, prompt.history)
@@ -133,7 +133,7 @@ def test_what_is_not_there_cannot_leave(engine: Engine) -> None:
 def test_without_documents_a_conversation_is_the_base_models(engine: Engine) -> None:
     chat = engine.chat("plain")
     for question in ("When?", "Why?"):
-        request = engine._request([], question, None, False, 1, "error", chat._history())
+        request = engine.job([], question, max_new_tokens=1, history=chat._history()).request
         ids = request.prompt.ids(request.prompt.layout())[None]
         with torch.inference_mode():
             wanted = int(engine.runner.model(input_ids=ids).logits[0, -1].argmax())

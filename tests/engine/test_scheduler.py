@@ -10,9 +10,9 @@ from engines import QUESTION, TEXTS, loaded
 from kvlink.core.errors import Cancelled, DeadlineExceeded, InputError, ModelError, QueueFull, StoreError
 from kvlink.engine.build import sessions_of
 from kvlink.engine.engine import Engine
-from kvlink.engine.job import Job
 from kvlink.engine.sampling import SamplingParams
 from kvlink.engine.scheduler import Limits, Scheduler
+from kvlink.engine.task import Task
 from kvlink.models.links import LinkTokens
 
 NEW = 10
@@ -53,7 +53,7 @@ def scheduler_of(engine: Engine) -> Scheduler:
     return engine._worker.scheduler
 
 
-def run(engine: Engine, *jobs: Job, steps: int = 10_000) -> None:
+def run(engine: Engine, *jobs: Task, steps: int = 10_000) -> None:
     """Run steps until these jobs have ended."""
     scheduler = scheduler_of(engine)
     for _ in range(steps):
@@ -64,19 +64,19 @@ def run(engine: Engine, *jobs: Job, steps: int = 10_000) -> None:
     pytest.fail(f"{sum(not job.has_ended for job in jobs)} jobs have not ended after {steps} steps")
 
 
-def submit(engine: Engine, *requests: tuple[list[str] | tuple[str, ...], str], **options: object) -> list[Job]:
+def submit(engine: Engine, *requests: tuple[list[str] | tuple[str, ...], str], **options: object) -> list[Task]:
     jobs = [engine.job(docs, question, **{"max_new_tokens": NEW, **options}) for docs, question in requests]  # type: ignore[arg-type]
     for job in jobs:
         scheduler_of(engine).submit(job)
     return jobs
 
 
-def ids_of(job: Job) -> tuple[int, ...]:
+def ids_of(job: Task) -> tuple[int, ...]:
     assert job.answer is not None, job.error
     return job.answer.ids
 
 
-def same_up_to_a_tie(engine: Engine, found: Job, wanted: Job) -> bool:
+def same_up_to_a_tie(engine: Engine, found: Task, wanted: Task) -> bool:
     """Whether two answers are alike, or part where two logits tie within 1e-4."""
     ours, theirs = ids_of(found), ids_of(wanted)
     at = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)
@@ -245,7 +245,7 @@ def test_the_youngest_gives_its_memory_back_and_goes_on_where_it_was(base: Engin
 def test_five_hundred_mixed_requests_with_cancels_leave_nothing_behind(base: Engine) -> None:
     engine = engine_with(base)
     scheduler, random = scheduler_of(engine), torch.Generator().manual_seed(0)
-    jobs: list[Job] = []
+    jobs: list[Task] = []
     while len(jobs) < 500 or not scheduler.is_idle:
         if len(jobs) < 500 and len(scheduler._running) < 12:
             docs, question = REQUESTS[len(jobs) % len(REQUESTS)]

@@ -106,7 +106,7 @@ def test_other_system_prompts_bundles_and_scopes_share_no_beginning(engine: Engi
     assert shared.generate(TEXTS, QUESTION, system="Be brief.", max_new_tokens=1).usage.known_links == 0
     assert shared.sessions is not None
     other = shared.sessions.over(shared.sessions.residency, root=("model", "", "other scope"))
-    request = shared._request(TEXTS, QUESTION, None, False, 1, "error")
+    request = shared.job(TEXTS, QUESTION, max_new_tokens=1).request
     session = other.begin(request, room=1)
     assert session.known_rows == 0
     other.end(session)

@@ -15,8 +15,9 @@ from kvlink.core.layout import Prompt
 from kvlink.engine.detokeniser import Detokeniser
 from kvlink.engine.job import Job
 from kvlink.engine.request import Request
-from kvlink.engine.sampling import Sampler, SamplingParams
+from kvlink.engine.sampling import MAX_NEW_TOKENS, Sampler, SamplingParams
 from kvlink.engine.stream import Prefilled, Stream, decoded
+from kvlink.engine.task import Task
 from kvlink.engine.usage import Timings, Usage
 from kvlink.models.cache import SlotCache
 
@@ -49,7 +50,9 @@ def recite(said: bytes, *, stop: Sequence[str] = (), room: int = 1000, end: bool
 
     params = SamplingParams(max_new_tokens=room, stop=tuple(stop))
     prompts = Prompt((1,), (), (2,))
-    job = Job(Request(prompts, (), (), ()), Sampler(params), Detokeniser(bytes_to_text, stop), end_ids=frozenset({END}))
+    job = Task(
+        Request(prompts, (), (), ()), Sampler(params), Detokeniser(bytes_to_text, stop), end_ids=frozenset({END})
+    )
     return Stream(decoded(prompt(), job, decode=lambda _, __: row_of(next(left))))
 
 
@@ -131,6 +134,20 @@ def test_the_models_own_end_of_turn_ends_an_answer(engine: Engine) -> None:
     ending._end_ids = frozenset({ids[3]})
     answer = ending.generate(TEXTS, QUESTION, max_new_tokens=NEW)
     assert (answer.ids, answer.finish_reason) == (ids[: ids.index(ids[3]) + 1], "stop")
+
+
+def test_length_and_stop_strings_of_sampling_hold_unless_more_is_said_beside_it(engine: Engine) -> None:
+    sampling = SamplingParams(max_new_tokens=7, stop=("one",))
+    said = engine.job(TEXTS, QUESTION, sampling=sampling).sampler.params
+    assert (said.max_new_tokens, said.stop) == (7, ("one",))
+    said = engine.job(TEXTS, QUESTION, sampling=sampling, max_new_tokens=3, stop="two").sampler.params
+    assert (said.max_new_tokens, said.stop) == (3, ("one", "two"))
+    assert engine.job(TEXTS, QUESTION).sampler.params.max_new_tokens == MAX_NEW_TOKENS
+
+
+def test_a_job_that_no_engine_made_is_refused(engine: Engine) -> None:
+    with pytest.raises(InputError, match=r"not made by Engine\.job"):
+        engine.submit(Job())
 
 
 # --- stop strings ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@
     |  |- ContextOverflow
     |  |- DeviceOverflow       the documents take more than the whole budget of the device
     |- DeviceBusy              the device's budget is held by other requests: ask again when one has ended
+    |- QueueFull               so many requests wait that another one is not taken
+    |- Cancelled               a request was given up by its caller, or by an engine that closes
+    |- DeadlineExceeded        a request was not answered in time
     |- ModelError              the model, or something beside its weights, cannot be used
     |  |- ModelRefused         it could be loaded, but reuse would not be exact
     |  |- TextUnavailable      no tokenizer: only token ids can be handled

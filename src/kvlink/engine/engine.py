@@ -6,84 +6,39 @@ Documents are attended where they lie (shared), or laid out in a buffer of each 
 engine. One thread runs the model at a time. Without documents a prompt is one plain causal forward of the base model.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from kvlink.core.errors import InputError, TextUnavailable
+from kvlink.core.errors import InputError
 from kvlink.core.layout import Turn
+from kvlink.engine.asking import params_of
 from kvlink.engine.assembled import Assembled
 from kvlink.engine.build import Attention, SinkKind, build
 from kvlink.engine.chat import Chat
 from kvlink.engine.corpus_encoding import encode_documents
-from kvlink.engine.detokeniser import Detokeniser
-from kvlink.engine.grammar import Grammar, Matcher
 from kvlink.engine.job import Job
 from kvlink.engine.loader import Loader
+from kvlink.engine.opened import Opened
 from kvlink.engine.prefetch import Prefetch
-from kvlink.engine.prefiller import Prefiller
-from kvlink.engine.request import DocumentLike, Order, Overflow, Request, as_documents, build_request
-from kvlink.engine.sampling import Sampler, SamplingParams
-from kvlink.engine.scheduler import Limits, Scheduler
-from kvlink.engine.session import Sessions
-from kvlink.engine.stream import Stream, decoded, told
-from kvlink.engine.usage import Answer, DocumentUsage, Timings
+from kvlink.engine.request import DocumentLike, Order, Overflow, as_documents
+from kvlink.engine.sampling import MAX_NEW_TOKENS, SamplingParams
+from kvlink.engine.stream import Stream, told
+from kvlink.engine.task import Task
+from kvlink.engine.usage import Answer, DocumentUsage
 from kvlink.engine.worker import Worker
-from kvlink.models.adapter import Adapter
-from kvlink.models.assembler import Assembler
 from kvlink.models.bundle import Bundle
-from kvlink.models.links import LinkTokens
-from kvlink.models.probe import ProbeReport
-from kvlink.models.prompt import Prompter
-from kvlink.models.runner import Runner
-from kvlink.store.base import Store
 from kvlink.store.opening import StoreLike
 
-MAX_NEW_TOKENS = 128
-"""Tokens of an answer where the caller does not say."""
 
-
-class Engine:
+class Engine(Opened):
     """Answers questions about documents with one model and one store.
 
     Build one with `Engine.from_pretrained`; the constructor takes ready parts.
     """
-
-    def __init__(
-        self,
-        *,
-        runner: Runner,
-        prompter: Prompter | None,
-        loader: Loader,
-        report: ProbeReport,
-        end_ids: Iterable[int] = (),
-        links: LinkTokens | None = None,
-        adapter: Adapter | None = None,
-        sessions: Sessions | None = None,
-        limits: Limits = Limits(),  # noqa: B008 (frozen)
-        worker: Worker | None = None,
-    ) -> None:
-        """Take the parts; with `sessions` documents are attended where they lie, else assembled for each prompt.
-
-        Args:
-            limits: How many requests go on at once.
-            worker: Runs the steps, together with those of other engines over the same model.
-        """
-        self.runner = runner
-        self.loader = loader
-        self.report = report
-        self.assembler = Assembler(runner, links=links, adapter=adapter)
-        self._prompter = prompter
-        self._chats: dict[str, Chat] = {}
-        self._end_ids = frozenset(end_ids)
-        self._grammar: Grammar | None = None
-        self.sessions = sessions
-        self._assembling = Prefiller(assembler=self.assembler, loader=loader, lock=sessions and sessions.lock)
-        self._worker = worker or (Worker(Scheduler(sessions, limits=limits)) if sessions else None)
 
     @classmethod
     def from_pretrained(
@@ -147,37 +102,6 @@ class Engine:
             )
         )
 
-    @property
-    def store(self) -> Store:
-        """Where entries are kept."""
-        return self.loader.store
-
-    @property
-    def prompter(self) -> Prompter:
-        """How text becomes ids.
-
-        Raises:
-            TextUnavailable: The model came without a tokenizer.
-        """
-        if self._prompter is None:
-            raise TextUnavailable("this model has no tokenizer beside its weights, so no text can be read or written")
-        return self._prompter
-
-    @property
-    def model_info(self) -> dict[str, str]:
-        """Name and digest of the model, as they stand in result files."""
-        return {"name": self.loader.provenance.get("model", ""), "digest": self.loader.identity.model}
-
-    @property
-    def num_links(self) -> int:
-        """K: link tokens behind each document. 0 as long as no trained bundle is loaded."""
-        return self.assembler.num_links
-
-    @property
-    def cuts_documents(self) -> bool:
-        """Whether a document of more than 1,024 tokens becomes several segments: the links know two levels."""
-        return self.assembler.links is not None and self.assembler.links.levels > 1
-
     def encode(
         self, docs: Sequence[DocumentLike], *, progress: Callable[[DocumentUsage], None] | None = None
     ) -> list[DocumentUsage]:
@@ -219,10 +143,7 @@ class Engine:
         job = self.job(docs, question, **options)
         if self._worker is not None:
             return Stream(told(job, self._worker.submit, self._worker.drive))
-        prompt = self._assembling.prefilled(
-            job.request, room=job.room, labels=job.labels, reuse=job.reuse, times=job.times
-        )
-        return Stream(decoded(prompt, job, decode=self._assembling.decode))
+        return Stream(self._assembling.pieces(job))
 
     def job(
         self,
@@ -231,7 +152,7 @@ class Engine:
         *,
         system: str | None = None,
         labels: bool = False,
-        max_new_tokens: int = MAX_NEW_TOKENS,
+        max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         sampling: SamplingParams | None = None,
         on_overflow: Overflow = "error",
@@ -239,7 +160,7 @@ class Engine:
         order: Order = "given",
         history: Sequence[Turn] = (),
         deadline_s: float | None = None,
-    ) -> Job:
+    ) -> Task:
         """Return a request as a job: `submit` it, then read its pieces.
 
         Args:
@@ -247,8 +168,8 @@ class Engine:
             question: The question; documents stand before it in the user's turn.
             system: System prompt; the chat template's default if None.
             labels: Put `[1] `, `[2] `, ... before the documents, for citations.
-            max_new_tokens: The answer's longest length.
-            stop: Strings at which the answer ends; not part of it.
+            max_new_tokens: The answer's longest length; that of `sampling` if None, else 128.
+            stop: Strings at which the answer ends, besides those of `sampling`; not part of it.
             sampling: How tokens are chosen; greedily if None.
             on_overflow: What to do with more than the context holds: `error`, or `drop_last` documents.
             reuse: False computes the very same ids in one causal forward, for comparison.
@@ -257,30 +178,14 @@ class Engine:
             deadline_s: Seconds after which the request is given up; None for never.
         """
         start = perf_counter()
-        stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        params = replace(sampling or SamplingParams(), max_new_tokens=max_new_tokens, stop=stop)
-        request = self._request(docs, question, system, labels, max_new_tokens, on_overflow, history)
-        return Job(
-            request,
-            Sampler(params, end_ids=self._end_ids, matcher=self._matcher(params)),
-            Detokeniser(self.prompter.decode, stop),
-            self.sessions,
-            end_ids=self._end_ids,
-            order=order,
-            reuse=reuse,
-            labels=labels,
-            deadline=None if deadline_s is None else start + deadline_s,
-            start=start,
-            times=Timings(tokenise_s=perf_counter() - start),
+        params = params_of(sampling, max_new_tokens=max_new_tokens, stop=stop)
+        room = params.max_new_tokens
+        request = self._asking.request(
+            docs, question, system=system, labels=labels, room=room, on_overflow=on_overflow, history=history
         )
-
-    def _matcher(self, params: SamplingParams) -> Matcher | None:
-        if params.json_schema is None:
-            return None
-        if self._grammar is None:  # compiles the vocabulary: only for those who ask
-            vocab = self.runner.embedding.num_embeddings
-            self._grammar = Grammar(self.prompter.tokenizer, vocab=vocab, end_ids=self._end_ids)
-        return self._grammar.matcher(params.json_schema)
+        return self._asking.task(
+            request, params, order=order, reuse=reuse, labels=labels, deadline_s=deadline_s, start=start
+        )
 
     def chat(self, name: str, *, system: str | None = None, labels: bool = False) -> Chat:
         """Return the conversation of this name; a new one if there is none.
@@ -312,18 +217,10 @@ class Engine:
         Args:
             max_new_tokens: Positions to leave free in the context; generate is told its own number.
         """
-        request = self._request(docs, question, system, labels, max_new_tokens, on_overflow)
-        with self._assembling.prefilled(request, room=0, labels=labels, last=False) as prefilled:
-            stock, last = self.assembler.hand_over(prefilled.cache), prefilled.cache.length
-            adapter = prefilled.cache.adapter
-        device = self.runner.device
-        inputs = {
-            "input_ids": torch.tensor([[request.prompt.tail[-1]]], device=device),
-            self.runner.cache_argument: stock,
-            "attention_mask": torch.ones((1, last + 1), dtype=torch.long, device=device),
-            "position_ids": torch.tensor([[last]], device=device),
-        }
-        return Assembled(prefilled.usage, runner=self.runner, inputs=inputs, adapter=adapter)
+        request = self._asking.request(
+            docs, question, system=system, labels=labels, room=max_new_tokens, on_overflow=on_overflow
+        )
+        return self._assembling.assembled(request, labels=labels)
 
     def prefetch(self, docs: Sequence[DocumentLike], question: str | None = None, *, priority: int = 0) -> Prefetch:
         """Load what a later request about these documents will need, in the background; returns at once.
@@ -335,12 +232,10 @@ class Engine:
             question: Checks that the request will fit the context, as `generate` does.
             priority: The greatest is loaded first.
         """
-        if question is not None:
-            segments = self._request(docs, question, None, False, MAX_NEW_TOKENS, "error").prompt.segments
+        if question is None:
+            segments = self._asking.segments(docs)
         else:
-            documents = [document for document in as_documents(docs) if not document.is_blank]
-            parts = [self.prompter.segments(document, cut=self.cuts_documents) for document in documents]
-            segments = tuple(ids for part in parts for ids in part)
+            segments = self._asking.request(docs, question).prompt.segments
         return self.loader.prefetch(segments, priority)
 
     def submit(self, job: Job) -> None:
@@ -348,14 +243,16 @@ class Engine:
 
         Raises:
             QueueFull: So many wait that no other is taken.
-            InputError: Documents are assembled for each prompt here, and nothing goes on beside it.
+            InputError: Documents are assembled for each prompt here, and nothing goes on beside it; or the job is none
+                of an engine.
         """
+        if not isinstance(job, Task):
+            raise InputError("this job was not made by Engine.job, so there is nothing to do for it")
         self._steps.submit(job)
 
     def step(self) -> bool:
         """Admit, load, run, sample, hand over: one forward for all that is under way; whether there was anything."""
-        with self._steps.scheduler.lock:
-            return self._steps.scheduler.step()
+        return self._steps.step()
 
     def start(self) -> None:
         """Let a thread of its own run the steps from now on."""
@@ -397,53 +294,8 @@ class Engine:
             worker=self._worker,
         )
 
-    def forget(self, *names: str) -> bool:
-        """Let no new request find documents of these names on the device, nor what was computed behind them.
-
-        Returns:
-            Whether nothing of them is left there. If not, running requests read them: calling it again asks again.
-        """
-        return self.sessions is None or self.sessions.forget(*names)
-
-    def forget_beginnings(self) -> None:
-        """Forget keys and values of known beginnings, S among them; they are computed again when they are needed."""
-        self._assembling.forget_beginnings()
-        if self.sessions is not None:
-            self.sessions.beginnings.clear()
-
-    def close(self) -> None:
-        """Give up what is under way, let go of what was loaded ahead, and close the store."""
-        if self._worker is not None:
-            self._worker.close()
-        self.loader.close()
-        self.store.close()
-
     def __enter__(self) -> "Engine":
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-    def _request(
-        self,
-        docs: Sequence[DocumentLike],
-        question: str,
-        system: str | None,
-        labels: bool,
-        room: int,
-        on_overflow: Overflow,
-        history: Sequence[Turn] = (),
-    ) -> Request:
-        return build_request(
-            self.prompter,
-            docs,
-            question,
-            system=system,
-            labels=labels,
-            num_links=self.num_links,
-            cut=self.cuts_documents,
-            room=room,
-            context=self.report.context,
-            on_overflow=on_overflow,
-            history=history,
-        )

@@ -1,21 +1,13 @@
-"""A request under way, and what its caller sees of it. Any thread may read its pieces and cancel it."""
+"""A request under way, as its caller sees it. Any thread may read its pieces and cancel it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Event
-from time import perf_counter
-from typing import Literal
 
 from kvlink.core.errors import KVLinkError
-from kvlink.engine.detokeniser import Detokeniser
-from kvlink.engine.request import Order, Request
-from kvlink.engine.sampling import Sampled, Sampler
-from kvlink.engine.session import Session, Sessions
-from kvlink.engine.usage import Answer, Timings, Usage
-
-FinishReason = Literal["stop", "length"]
+from kvlink.engine.sampling import Sampled
+from kvlink.engine.usage import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,70 +23,22 @@ class Piece:
     token: Sampled | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Job:
-    """One request under way.
+    """One request under way; `Engine.job` makes it.
 
     Attributes:
-        request: What was asked, as ids.
-        sampler: How tokens are chosen.
-        detokeniser: Turns them into text.
-        sessions: Of the scope that its documents belong to; None in an assembled engine.
-        end_ids: Ids that end the answer.
-        order, reuse, labels: As in `Engine.generate`.
-        deadline: Moment (`perf_counter`) at which it is given up, or None.
-        start: When the request arrived.
-        times: What was spent so far.
-        told: Called, in the engine's thread, whenever there is something to read.
-        session: While it runs.
-        ids: Tokens of the answer.
-        usage: Of the prompt, once it was begun.
-        overtaken: Requests that came later and were begun earlier.
-        answer, error: How it ended.
+        told: Called, in the thread that runs the steps, whenever there is something to read. It must not wait.
+        answer, error: How it ended; both None before, one of them afterwards.
     """
 
-    request: Request
-    sampler: Sampler
-    detokeniser: Detokeniser
-    sessions: Sessions | None = None
-    end_ids: frozenset[int] = frozenset()
-    order: Order = "given"
-    reuse: bool = True
-    labels: bool = False
-    deadline: float | None = None
-    start: float = field(default_factory=perf_counter)
-    times: Timings = field(default_factory=Timings)
     told: Callable[[], None] = lambda: None
-    number: int = 0
-    session: Session | None = None
-    ids: list[int] = field(default_factory=list)
-    usage: Usage | None = None
-    overtaken: int = 0
-    blocked: int = 0
-    answer: Answer | None = None
-    error: KVLinkError | None = None
-    text: list[str] = field(default_factory=list)
-    _pieces: SimpleQueue[Piece] = field(default_factory=SimpleQueue)
-    _cancelled: Event = field(default_factory=Event)
-    _ended: Event = field(default_factory=Event)
-    _news: Event = field(default_factory=Event)
-
-    @property
-    def shared(self) -> Sessions:
-        """Its sessions, which a job has that a scheduler runs."""
-        assert self.sessions is not None, "an assembled engine has no scheduler"
-        return self.sessions
-
-    @cached_property
-    def names(self) -> dict[str, int]:
-        """Names of its documents' segments, and their tokens."""
-        loader = self.shared.residency.loader
-        return {loader.name(ids): len(ids) for ids in self.request.prompt.segments}
-
-    @property
-    def room(self) -> int:
-        """Rows for what is still to come of the answer."""
-        return self.sampler.params.max_new_tokens - len(self.ids)
+    answer: Answer | None = field(default=None, init=False)
+    error: KVLinkError | None = field(default=None, init=False)
+    _pieces: SimpleQueue[Piece] = field(default_factory=SimpleQueue, init=False, repr=False)
+    _cancelled: Event = field(default_factory=Event, init=False, repr=False)
+    _ended: Event = field(default_factory=Event, init=False, repr=False)
+    _news: Event = field(default_factory=Event, init=False, repr=False)
 
     @property
     def has_ended(self) -> bool:
@@ -106,19 +50,10 @@ class Job:
         """Whether there is something to read."""
         return not self._pieces.empty()
 
-    def wait(self, at_most_s: float) -> None:
-        """Wait until something has come since the last wait, but not for ever."""
-        self._news.wait(at_most_s)
-        self._news.clear()
-
     @property
     def is_cancelled(self) -> bool:
         """Whether its caller wants no more of it."""
         return self._cancelled.is_set()
-
-    def cancel(self) -> None:
-        """Give it up: what it holds is let go with the next step, nothing more is told."""
-        self._cancelled.set()
 
     def pieces(self) -> list[Piece]:
         """Return what has come since the last call. Never waits."""
@@ -129,42 +64,11 @@ class Job:
             except Empty:
                 return found
 
-    def take(self, sampled: Sampled) -> FinishReason | None:
-        """Add a token to the answer; return why the answer ends with it, or None."""
-        if not self.ids:
-            self.times = replace(self.times, ttft_s=perf_counter() - self.start)
-        self.ids.append(sampled.id)
-        if sampled.id in self.end_ids:
-            self._tell(Piece("", sampled))
-            return "stop"
-        self._tell(Piece(self.detokeniser.push(sampled.id), sampled))
-        if self.detokeniser.stopped:
-            return "stop"
-        return "length" if len(self.ids) >= self.sampler.params.max_new_tokens else None
+    def wait(self, at_most_s: float) -> None:
+        """Wait until something has come since the last wait, but not for ever."""
+        self._news.wait(at_most_s)
+        self._news.clear()
 
-    def finish(self, reason: FinishReason) -> None:
-        """End it with an answer."""
-        assert self.usage is not None, "it was begun"
-        rest = self.detokeniser.finish()
-        if rest:
-            self._tell(Piece(rest))
-        usage = replace(self.usage, completion_tokens=len(self.ids))
-        times = replace(self.times, total_s=perf_counter() - self.start)
-        self.answer = Answer("".join(self.text), tuple(self.ids), usage, times, reason, self.request.warnings)
-        self._end()
-
-    def fail(self, error: KVLinkError) -> None:
-        """End it with an error."""
-        self.error = error
-        self._end()
-
-    def _tell(self, piece: Piece) -> None:
-        self.text.append(piece.text)
-        self._pieces.put(piece)
-        self._news.set()
-        self.told()
-
-    def _end(self) -> None:
-        self._ended.set()
-        self._news.set()
-        self.told()
+    def cancel(self) -> None:
+        """Give it up: what it holds is let go with the next step, and it ends with the error `Cancelled`."""
+        self._cancelled.set()

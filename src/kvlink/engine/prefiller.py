@@ -15,10 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvlink.engine.assembled import Assembled
 from kvlink.engine.loader import Ids, Loader, LoadTimes
 from kvlink.engine.request import Order, Request
 from kvlink.engine.sources import computed_rows, document_rows
-from kvlink.engine.stream import Prefilled
+from kvlink.engine.stream import Pieces, Prefilled, decoded
+from kvlink.engine.task import Task
 from kvlink.engine.usage import Timings, Usage
 from kvlink.models.assembler import Assembler
 from kvlink.models.cache import Prefix, SlotCache
@@ -81,6 +83,25 @@ class Prefiller:
             yield replace(prefilled, usage=replace(prefilled.usage, labels=labels))
         finally:
             self._assembler.release(prefilled.cache)
+
+    def pieces(self, task: Task) -> Pieces:
+        """Answer a task: its prompt is computed with the first piece."""
+        prompt = self.prefilled(task.request, room=task.room, labels=task.labels, reuse=task.reuse, times=task.times)
+        return decoded(prompt, task, decode=self.decode)
+
+    def assembled(self, request: Request, *, labels: bool) -> Assembled:
+        """Lay a prompt out, all but its last token, for the model's own `generate()`."""
+        runner = self._runner
+        with self.prefilled(request, room=0, labels=labels, last=False) as prefilled:
+            stock, last = self._assembler.hand_over(prefilled.cache), prefilled.cache.length
+            adapter = prefilled.cache.adapter
+        inputs = {
+            "input_ids": torch.tensor([[request.prompt.tail[-1]]], device=runner.device),
+            runner.cache_argument: stock,
+            "attention_mask": torch.ones((1, last + 1), dtype=torch.long, device=runner.device),
+            "position_ids": torch.tensor([[last]], device=runner.device),
+        }
+        return Assembled(prefilled.usage, runner=runner, inputs=inputs, adapter=adapter)
 
     def decode(self, cache: SlotCache, token: int) -> Float[Tensor, " vocab"]:
         """Append a token to a buffer and return the next logits."""

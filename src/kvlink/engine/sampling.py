@@ -19,6 +19,9 @@ from kvlink.core import sampling
 from kvlink.core.errors import InputError, KVLinkError, ModelError
 from kvlink.engine.grammar import Matcher
 
+MAX_NEW_TOKENS = 128
+"""Tokens of an answer where the caller does not say."""
+
 MOST_LOGPROBS = 20
 
 
@@ -56,7 +59,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
-    max_new_tokens: int = 128
+    max_new_tokens: int = MAX_NEW_TOKENS
     min_new_tokens: int = 0
     json_schema: Mapping[str, Any] | None = None
 

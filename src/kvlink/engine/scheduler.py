@@ -16,11 +16,11 @@ from time import perf_counter
 import torch
 
 from kvlink.core.errors import Cancelled, DeadlineExceeded, DeviceBusy, KVLinkError, ModelError, QueueFull
-from kvlink.engine.job import Job
 from kvlink.engine.loaded import LoadTimes
 from kvlink.engine.sampling import sample
 from kvlink.engine.session import Sessions
 from kvlink.engine.sources import usage_of
+from kvlink.engine.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,9 @@ class Scheduler:
         self.lock = sessions.lock
         self.limits = limits
         self._sessions = sessions
-        self._waiting: deque[Job] = deque()
-        self._inbox: deque[Job] = deque()
-        self._running: list[Job] = []
+        self._waiting: deque[Task] = deque()
+        self._inbox: deque[Task] = deque()
+        self._running: list[Task] = []
         self._door = Lock()
         self._closed = False
         self._counts: Counter[str] = Counter(
@@ -97,7 +97,7 @@ class Scheduler:
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         """Let a job wait for its turn.
 
         Raises:
@@ -194,7 +194,7 @@ class Scheduler:
             for other in self._waiting:
                 other.overtaken += other.number < job.number
 
-    def _next(self) -> Job:
+    def _next(self) -> Task:
         """Return the first, or one behind it whose documents are resident, as long as that harms nobody much."""
         first = self._waiting[0]
         if first.overtaken >= self.limits.most_overtaken or first.blocked:
@@ -221,7 +221,7 @@ class Scheduler:
             self._waiting.insert(at, youngest)
             self._counts["preempted"] += 1
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Task) -> None:
         """Hold a request's documents and find its beginning; of one that was pre-empted, its answer so far, too."""
         spent, start = LoadTimes(), perf_counter()
         session = job.shared.begin(
@@ -234,7 +234,7 @@ class Scheduler:
             begun_s = perf_counter() - start - spent.load_s - spent.encode_s
             job.times = replace(job.times, load_s=spent.load_s, encode_s=spent.encode_s, rotate_s=begun_s)
 
-    def _needed(self, job: Job) -> int:
+    def _needed(self, job: Task) -> int:
         """Return the bytes of a request's own rows."""
         prompt = job.request.prompt
         rows = prompt.num_tokens + job.room + len(job.ids) + job.shared.num_links * len(prompt.segments)
@@ -246,7 +246,7 @@ class Scheduler:
     def _own_bytes(self) -> int:
         return sum(job.session.own.num_bytes for job in self._running if job.session)
 
-    def _work(self) -> list[tuple[Job, int]]:
+    def _work(self) -> list[tuple[Task, int]]:
         """Choose the rows of the next forward: a token of each answer, then prompts in order of arrival."""
         decoding = [job for job in self._running if job.session and job.session.ids and len(job.session.left) == 1]
         work = [(job, 1) for job in decoding]
@@ -260,7 +260,7 @@ class Scheduler:
             left -= number
         return work
 
-    def _advance(self, work: Sequence[tuple[Job, int]]) -> list[Job]:
+    def _advance(self, work: Sequence[tuple[Task, int]]) -> list[Task]:
         """Run a forward; return the jobs that have a next token to choose. One that breaks it fails alone."""
         start = perf_counter()
         pairs = [(job.session, number) for job, number in work if job.session]
@@ -278,7 +278,7 @@ class Scheduler:
         self._counts["rows"] += sum(number for _, number in work)
         return [job for job, _ in work if job.session and not len(job.session.left)]
 
-    def _hand_over(self, ready: Sequence[Job]) -> None:
+    def _hand_over(self, ready: Sequence[Task]) -> None:
         """Choose the next token of each answer, tell it, and end what has come to its end."""
         sessions = [job.session for job in ready if job.session]
         if not sessions:
@@ -300,7 +300,7 @@ class Scheduler:
                 self._counts["finished"] += 1
         self._drop_ended()
 
-    def _end(self, job: Job, error: KVLinkError, count: str) -> None:
+    def _end(self, job: Task, error: KVLinkError, count: str) -> None:
         """End a job without an answer."""
         if job.session is not None:
             job.shared.end(job.session)
@@ -314,7 +314,7 @@ class Scheduler:
             self._waiting = deque(job for job in self._waiting if not job.has_ended)
 
 
-def _share(job: Job) -> float:
+def _share(job: Task) -> float:
     """Return the share of a request's document tokens that are resident."""
     if not job.reuse:
         return 0.0

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kvlink.core.errors import InputError, KVLinkError
-from kvlink.engine.job import FinishReason, Job
 from kvlink.engine.sampling import sample
+from kvlink.engine.task import FinishReason, Task
 from kvlink.engine.usage import Answer, Timings, Usage
 
 Pieces = Generator[str, None, Answer]
@@ -55,7 +55,7 @@ class Stream(Iterator[str]):
         self._pieces.close()
 
 
-def told(job: Job, submit: Callable[[Job], None], drive: Callable[[Job], None]) -> Pieces:
+def told(job: Task, submit: Callable[[Task], None], drive: Callable[[Task], None]) -> Pieces:
     """Give the pieces of a job; it is submitted with the first.
 
     Args:
@@ -99,7 +99,7 @@ class Prefilled:
 
 
 def decoded(
-    prompt: AbstractContextManager[Prefilled], job: Job, *, decode: Callable[[Any, int], Float[Tensor, " vocab"]]
+    prompt: AbstractContextManager[Prefilled], job: Task, *, decode: Callable[[Any, int], Float[Tensor, " vocab"]]
 ) -> Pieces:
     """Compute a prompt with the first piece, and decode behind it, one token at a time.
 

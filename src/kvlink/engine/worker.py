@@ -8,6 +8,7 @@ from threading import Condition, Thread
 
 from kvlink.engine.job import Job
 from kvlink.engine.scheduler import Scheduler
+from kvlink.engine.task import Task
 
 WAIT_S = 0.05
 """How long a caller waits at most before it looks whether it should run a step itself."""
@@ -27,11 +28,16 @@ class Worker:
         """Whether a thread runs the steps."""
         return self._thread is not None
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         """Let a job wait for its turn; errors as those of `Scheduler.submit`."""
         self.scheduler.submit(job)
         with self._news:
             self._news.notify_all()
+
+    def step(self) -> bool:
+        """Run one step; return whether there was anything to do."""
+        with self.scheduler.lock:
+            return self.scheduler.step()
 
     def drive(self, job: Job) -> None:
         """Let things go on until a job has something to read, or is let go after it was cancelled."""
@@ -79,5 +85,4 @@ class Worker:
                     if self._stopping:
                         return
                     self._news.wait()
-            with self.scheduler.lock:
-                self.scheduler.step()
+            self.step()
