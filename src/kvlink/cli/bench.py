@@ -1,4 +1,4 @@
-"""`bench codecs|store|ttft|assembly|encode|train-step|segments|update`: the figures of the pages, measured here."""
+"""`bench codecs|store|throughput|ttft|assembly|encode|train-step|segments|update`: figures that are measured here."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kvlink.cli import bench_codecs, bench_store, bench_update, options, show
+from kvlink.cli import bench_codecs, bench_store, bench_throughput, bench_update, options, show
 
 app = typer.Typer(
     help="Measure on this machine, arms side by side; every sample goes into --json.", no_args_is_help=True
@@ -14,6 +14,7 @@ app = typer.Typer(
 app.command()(bench_codecs.codecs)
 app.command()(bench_store.store)
 app.command()(bench_update.update)
+app.command()(bench_throughput.throughput)
 
 Documents = Annotated[int, typer.Option("--documents", min=1, help="Documents in each prompt.")]
 Tokens = Annotated[str, typer.Option("--tokens", help="Tokens per document, separated by commas.")]
