@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kvlink.cli import bench_codecs, bench_reuse, bench_store, bench_update, options, show
+from kvlink.cli import bench_codecs, bench_reuse, bench_store, bench_throughput, bench_update, options, show
 
 app = typer.Typer(
     help="Measure on this machine, arms side by side; every sample goes into --json.", no_args_is_help=True
@@ -18,6 +18,7 @@ app.command()(bench_reuse.ttft)
 app.command()(bench_reuse.decode)
 app.command()(bench_reuse.memory)
 app.command()(bench_reuse.dialogue)
+app.command()(bench_throughput.throughput)
 
 Documents = Annotated[int, typer.Option("--documents", min=1, help="Documents in each prompt.")]
 Tokens = Annotated[str, typer.Option("--tokens", help="Tokens per document, separated by commas.")]
