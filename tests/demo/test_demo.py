@@ -138,5 +138,5 @@ def test_the_demo_model_reuses_its_documents_in_any_order(demo_engine: Engine) -
     demo_engine.encode(papers)
     for order in (papers, papers[::-1]):
         answer = demo_engine.generate(order, "What does the Graupel 8 measure?", max_new_tokens=16)
-        assert {row.source for row in answer.usage.documents} == {"host"}
+        assert {row.source for row in answer.usage.documents} <= {"host", "device"}
         assert "precipitation" in answer.text
