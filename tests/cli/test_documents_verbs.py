@@ -203,7 +203,7 @@ def test_probe_writes_the_agreed_fields(run: Run, model: str) -> None:
     row = result_of(result.stdout, "probe")
     assert result.exit_code == 0
     assert {"supported", "reason", "attention", "key_error", "value_error", "logit_error", "rope"} <= set(row)
-    assert (row["supported"], row["reason"], row["attention"]) == (True, "", "assembled")
+    assert (row["supported"], row["reason"], row["attention"]) == (True, "", "shared")
 
 
 def test_probe_shows_its_verdict(run: Run, model: str) -> None:
