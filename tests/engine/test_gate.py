@@ -82,5 +82,6 @@ def test_an_engine_takes_what_its_models_gate_has_passed_and_nothing_else(tmp_pa
     with loaded(store=tmp_path) as engine:
         with engine.loader.load([ids]) as (found,):
             assert (found.source, found.codec) == ("disk", "int8")
-        assert engine.loader.store.recompress(name, "int8", "int4")
+        with DiskStore(tmp_path) as disk:
+            assert disk.recompress(name, "int8", "int4")
         assert not engine.loader.has(ids)
