@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator
 from time import perf_counter
+from typing import Any
 
 import pytest
 import torch
 from engines import QUESTION, TEXTS, loaded
 
 from kvlink.core.errors import Cancelled, DeadlineExceeded, InputError, ModelError, QueueFull, StoreError
+from kvlink.engine import session as session_module
 from kvlink.engine.build import sessions_of
 from kvlink.engine.engine import Engine
+from kvlink.engine.request import Request
 from kvlink.engine.sampling import SamplingParams
 from kvlink.engine.scheduler import Limits, Scheduler
+from kvlink.engine.session import Session
 from kvlink.engine.task import Task
 from kvlink.models.links import LinkTokens
 
@@ -267,21 +271,23 @@ def test_five_hundred_mixed_requests_with_cancels_leave_nothing_behind(base: Eng
 # --- ends -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_breaks_the_forward_fails_alone(base: Engine) -> None:
+def test_a_request_that_breaks_the_forward_fails_alone(base: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It breaks behind the last layer, when all rows of the batch have been written: they are computed once more."""
     engine = engine_with(base)
-    assert engine.sessions is not None
     jobs = submit(engine, *REQUESTS)
-    poisoned, sound = jobs[2], engine.sessions.advance
+    poisoned, sound = jobs[2], session_module.forward
 
-    def failing(work: list) -> None:  # type: ignore[type-arg]
-        if any(session is poisoned.session and poisoned.ids for session, _ in work):
+    def failing(runner: Any, runs: Any, embeds: torch.Tensor, **options: Any) -> torch.Tensor:
+        logits = sound(runner, runs, embeds, **options)
+        if poisoned.session is not None and poisoned.ids and any(run.own is poisoned.session.own for run in runs):
             raise RuntimeError("the device has had enough")
-        sound(work)
+        return logits
 
-    engine.sessions.advance = failing  # type: ignore[method-assign]
+    monkeypatch.setattr(session_module, "forward", failing)
     run(engine, *jobs)
     assert isinstance(poisoned.error, ModelError)
     assert "had enough" in str(poisoned.error)
+    monkeypatch.undo()
     alone = engine_with(base)
     wanted = submit(alone, *REQUESTS)
     run(alone, *wanted)
@@ -323,6 +329,66 @@ def test_a_store_that_fails_fails_the_requests_that_need_it(base: Engine, monkey
     jobs = submit(engine, *REQUESTS)
     run(engine, *jobs)
     assert [job.error is None for job in jobs] == [True, True, True, False, True, True]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_an_error_that_nobody_foresaw_fails_one_request_and_stops_nothing(
+    base: Engine, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    engine = engine_with(base)
+    assert engine.sessions is not None
+    sound = engine.sessions.begin
+
+    def begin(request: Request, **options: Any) -> Session:
+        if len(request.prompt.segments) == len(MORE):
+            raise RuntimeError("not enough memory")
+        return sound(request, **options)
+
+    monkeypatch.setattr(engine.sessions, "begin", begin)
+    if started:
+        engine.start()
+    jobs = submit(engine, *REQUESTS)
+    if started:
+        engine.stop()  # drains
+    else:
+        run(engine, *jobs)
+    assert [job.error is None for job in jobs] == [True, True, True, False, True, True]
+    assert "not enough memory" in str(jobs[3].error)
+
+
+def test_a_caller_who_cannot_be_told_is_given_up_and_harms_nobody(base: Engine) -> None:
+    engine = engine_with(base)
+    gone, other = submit(engine, *REQUESTS[:2])
+
+    def raises() -> None:
+        raise RuntimeError("the event loop is closed")
+
+    gone.told = raises
+    run(engine, gone, other)
+    assert isinstance(gone.error, Cancelled)
+    assert other.answer is not None
+
+
+def test_a_request_that_is_preempted_keeps_the_order_in_which_its_documents_were_read(base: Engine) -> None:
+    engine = engine_with(base, max_running=1, patience=1)
+    run(engine, *submit(engine, (TEXTS[::-1], "Known.")))
+    young = submit(engine, (TEXTS, "Young."), order="reuse", max_new_tokens=30)[0]
+    scheduler = scheduler_of(engine)
+    while len(young.ids) < 3:
+        scheduler.step()
+    assert young.session is not None
+    read = young.session.request.prompt.documents
+    assert read == young.request.prompt.documents[::-1]
+    old = submit(engine, (MORE, "Old."), max_new_tokens=2)[0]
+    young.number, old.number = old.number, young.number
+    scheduler._take_in()
+    scheduler._wait_for_memory()
+    engine.forget_beginnings()
+    run(engine, old)
+    while young.session is None:
+        scheduler.step()
+    assert young.session.request.prompt.documents == read
+    run(engine, young)
 
 
 def test_cancelled_requests_end_and_let_go(base: Engine) -> None:

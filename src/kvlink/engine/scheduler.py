@@ -185,9 +185,9 @@ class Scheduler:
             except DeviceBusy:
                 self._wait_for_memory()
                 return
-            except KVLinkError as error:
+            except Exception as error:
                 self._waiting.remove(job)
-                self._end(job, error, "failed")
+                self._end(job, _as_ours(error), "failed")
                 continue
             self._waiting.remove(job)
             self._running.append(job)
@@ -215,6 +215,7 @@ class Scheduler:
             youngest = max(younger, key=lambda job: job.number)
             assert youngest.session is not None, "it runs"
             youngest.shared.end(youngest.session)
+            youngest.request, youngest.order = youngest.session.request, "given"  # what was said stands behind it
             youngest.session = None
             self._running.remove(youngest)
             at = next((i for i, job in enumerate(self._waiting) if job.number > youngest.number), len(self._waiting))
@@ -327,4 +328,4 @@ def _as_ours(error: Exception) -> KVLinkError:
     """Return an error that a caller can be told."""
     if isinstance(error, KVLinkError):
         return error
-    return ModelError(f"the forward of this request failed ({type(error).__name__}: {error})")
+    return ModelError(f"this request could not be carried out ({type(error).__name__}: {error})")

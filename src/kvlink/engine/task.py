@@ -107,10 +107,16 @@ class Task(Job):
     def _tell(self, piece: Piece) -> None:
         self.text.append(piece.text)
         self._pieces.put(piece)
-        self._news.set()
-        self.told()
+        self._call()
 
     def _end(self) -> None:
         self._ended.set()
+        self._call()
+
+    def _call(self) -> None:
+        """Say that there is something to read. Who cannot be told is not there any more, and harms nobody else."""
         self._news.set()
-        self.told()
+        try:
+            self.told()
+        except Exception:
+            self.cancel()

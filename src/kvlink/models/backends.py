@@ -76,7 +76,7 @@ def cpu(
 ) -> Attended:
     """Attend by torch's flash kernel for CPUs; what it cannot do, by the formula."""
     rows, group = query.shape[1:3]
-    if softcap is not None or sight.mask is not None or keys.shape[-1] != values.shape[-1]:
+    if _needs_formula(keys, values, sight, softcap):
         return reference(query, keys, values, scale=scale, sight=sight, softcap=softcap)
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 (no public one gives the sums)
     if sight.causal or rows > FEW_ROWS:
@@ -98,7 +98,7 @@ def cuda(
 ) -> Attended:
     """Attend by the flash kernel of a GPU, or its memory-efficient one in float32; else by the formula."""
     rows, group = query.shape[1:3]
-    if softcap is not None or sight.mask is not None or keys.shape[-1] != values.shape[-1] or query.dtype.itemsize > 4:
+    if _needs_formula(keys, values, sight, softcap) or query.dtype.itemsize > 4:
         return reference(query, keys, values, scale=scale, sight=sight, softcap=softcap)
     if sight.causal:  # [kv_heads, group, rows, head_dim]
         asked = query.transpose(1, 2)
@@ -120,3 +120,8 @@ def cuda(
 def backend_for(device: torch.device) -> Backend:
     """Return the fastest way to attend on a device."""
     return {"cpu": cpu, "cuda": cuda}.get(device.type, reference)
+
+
+def _needs_formula(keys: Tensor, values: Tensor, sight: Sight, softcap: float | None) -> bool:
+    """Whether no kernel gives what is asked for together with the sums."""
+    return softcap is not None or sight.mask is not None or keys.shape[-1] != values.shape[-1]
