@@ -33,6 +33,14 @@ ONE, OTHER, THIRD = some_ids(20), some_ids(31), some_ids(40)
 PLENTY = 1 << 30
 
 
+def try_hold(residency: Residency, segments: Sequence[Ids]) -> Hold | None:
+    """Hold segments, or return None where running requests leave too little room."""
+    try:
+        return residency.hold(segments)
+    except DeviceBusy:
+        return None
+
+
 def loader_of(store: Store | None = None, **options: Any) -> Loader:
     base = engine_of().loader
     store = store or MemoryStore(budget_bytes=PLENTY)
@@ -204,7 +212,7 @@ def test_a_request_beyond_the_budget_is_refused_with_both_figures_before_anythin
     with pytest.raises(DeviceOverflow, match=f"take {size(ONE, OTHER)} bytes .* is {size(ONE, OTHER) - 1} bytes"):
         residency.hold([ONE, OTHER])
     with pytest.raises(DeviceOverflow):
-        residency.try_hold([ONE, OTHER])
+        try_hold(residency, [ONE, OTHER])
     assert (encoded, residency.loader.store.stats().misses) == ([], misses)
     stats = residency.stats()
     assert (stats.used_bytes, stats.leased_bytes, stats.evictions, stats.hits) == (size(ONE), 0, 0, 0)
@@ -225,7 +233,7 @@ def test_what_other_requests_hold_is_waited_for_and_not_evicted(encoded: list[Id
     needed = size(OTHER, THIRD)
     with pytest.raises(DeviceBusy, match=f"{needed} bytes are needed .* hold {size(ONE)} of the {needed} bytes"):
         residency.hold([OTHER, THIRD])
-    assert residency.try_hold([OTHER, THIRD]) is None
+    assert try_hold(residency, [OTHER, THIRD]) is None
     assert encoded == []
     assert residency.stats().evictions == 0
     shared = residency.hold([ONE, THIRD])  # what both hold counts once
@@ -282,7 +290,7 @@ def test_a_damaged_pruned_object_that_is_encoded_whole_may_not_exceed_the_budget
     list(loader_of(store, codec="pruned25").encode([ONE]))
     store._slots[loader_of(store).name(ONE), "pruned25"].data[-1] ^= 1
     residency = residency_of(store, budget_bytes=size(ONE) - 1, codec="raw", accept=("raw", "pruned25"))
-    assert residency.try_hold([ONE]) is None
+    assert try_hold(residency, [ONE]) is None
     assert residency.stats().used_bytes == 0
     with pytest.raises(DeviceOverflow):  # now it is known to be whole
         residency.hold([ONE])
@@ -320,7 +328,7 @@ def test_a_deleted_document_is_found_no_more_and_freed_behind_its_last_lease() -
     residency.loader.store.delete(name)
     assert residency.stats().num_residents == 0
     assert residency.stats().used_bytes == size(ONE)
-    assert residency.try_hold([ONE, OTHER]) is None  # a new one stands beside the old one
+    assert try_hold(residency, [ONE, OTHER]) is None  # a new one stands beside the old one
     first.release()
     assert not residency.drop(name)
     assert residency.stats().leased_bytes == size(ONE)
@@ -372,7 +380,7 @@ def test_scopes_share_one_budget_and_no_resident() -> None:
     assert got(shared, ONE) == got(tenant, ONE) == ["device"]
     assert shared.stats() == tenant.stats()
     running = shared.hold([ONE])
-    assert tenant.try_hold([ONE, OTHER]) is None
+    assert try_hold(tenant, [ONE, OTHER]) is None
     running.release()
     with pytest.raises(ValueError, match="two models"):
         shared.over(engine_of("qwen2").loader)
@@ -520,7 +528,7 @@ def test_under_many_threads_the_budget_holds_and_every_resident_is_the_right_one
             if random.random() < 0.1:
                 residency.drop(random.choice(names))
             asked = random.sample(segments, random.randint(1, 2))
-            hold = residency.try_hold(asked)
+            hold = try_hold(residency, asked)
             stats = residency.stats()
             if not stats.leased_bytes <= stats.used_bytes <= stats.budget_bytes:
                 faults.append(str(stats))
@@ -578,7 +586,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             with pytest.raises(DeviceOverflow):
                 self.residency.hold(segments)
             return
-        hold = self.residency.try_hold(segments)
+        hold = try_hold(self.residency, segments)
         assert (hold is None) == (needed + others > BUDGET)
         if hold is None:
             return

@@ -15,7 +15,7 @@ from typing import Any, final
 
 import torch
 
-from kvlink.core.errors import DeviceBusy, StoreError
+from kvlink.core.errors import StoreError
 from kvlink.engine.leases import Leased, Leases, ResidencyStats
 from kvlink.engine.loaded import Ids, Loaded, LoadTimes
 from kvlink.engine.loader import Loader
@@ -127,13 +127,6 @@ class Residency:
         with ExitStack() as ending:
             found = self._found(dict(zip(names, segments, strict=True)), ending, times)
             return Hold([found[name] for name in names], ending.pop_all())
-
-    def try_hold(self, segments: Sequence[Ids], times: LoadTimes | None = None) -> Hold | None:
-        """Hold like `hold`, or return None where running requests leave too little room."""
-        try:
-            return self.hold(segments, times)
-        except DeviceBusy:
-            return None
 
     def __contains__(self, name: str) -> bool:
         """Whether a name is resident, or being made so."""

@@ -23,11 +23,6 @@ class Worker:
         self._thread: Thread | None = None
         self._stopping = False
 
-    @property
-    def is_running(self) -> bool:
-        """Whether a thread runs the steps."""
-        return self._thread is not None
-
     def submit(self, job: Task) -> None:
         """Let a job wait for its turn; errors as those of `Scheduler.submit`."""
         self.scheduler.submit(job)
