@@ -14,6 +14,7 @@ ARGS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install
 PYTEST := $(BIN)/python -m pytest
+PARALLEL ?= -n logical --dist worksteal
 COVERAGE := --cov=kvlink.core --cov=kvlink.store --cov=kvlink.engine --cov-fail-under=95 \
 	--cov-report=term-missing:skip-covered
 
@@ -43,7 +44,7 @@ demo: setup ## Encode a made-up company's papers once, then answer by reuse and 
 	$(BIN)/kvlink demo $(ARGS)
 
 test: setup ## Run the tests with coverage; a part of them: make test ARGS='tests/core -k mask' COVERAGE=
-	$(PYTEST) $(COVERAGE) $(ARGS)
+	$(PYTEST) $(PARALLEL) $(COVERAGE) $(ARGS)
 
 lint: setup ## Check style, format and the direction of imports
 	$(BIN)/ruff check .

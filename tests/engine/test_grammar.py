@@ -143,7 +143,7 @@ def test_logits_that_are_no_numbers_are_found_behind_a_mask() -> None:
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"enum": []}, "Unsatisfiable"),
         ({"$ref": "https://example.org/schema"}, "cannot be followed"),
-        ({"const": object()}, "not JSON serializable"),
+        pytest.param({"const": object()}, "not JSON serializable", id="an object"),
     ],
     ids=str,
 )
