@@ -9,7 +9,20 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import typer
 
-from kvlink.cli import bench, demo, doctor, documents, evaluate, library, model, report, store, store_codecs, train
+from kvlink.cli import (
+    bench,
+    demo,
+    doctor,
+    documents,
+    evaluate,
+    library,
+    model,
+    report,
+    serve,
+    store,
+    store_codecs,
+    train,
+)
 from kvlink.core.errors import KVLinkError
 
 INTERRUPTED = 130
@@ -29,6 +42,7 @@ app.command()(documents.plan)
 app.command()(model.probe)
 app.command()(evaluate.evaluate)
 app.command()(report.report)
+app.command()(serve.serve)
 app.command()(doctor.doctor)
 app.command()(train.train)
 app.command()(demo.demo)

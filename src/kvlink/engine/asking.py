@@ -7,7 +7,7 @@ from time import perf_counter
 from kvlink.core.layout import Ids, Turn
 from kvlink.engine.detokeniser import Detokeniser
 from kvlink.engine.grammar import Grammar, Matcher
-from kvlink.engine.request import DocumentLike, Order, Overflow, Request, as_documents, build_request
+from kvlink.engine.request import DocumentLike, Order, Overflow, Request, as_documents, build_request, plain_request
 from kvlink.engine.sampling import MAX_NEW_TOKENS, Sampler, SamplingParams
 from kvlink.engine.session import Sessions
 from kvlink.engine.task import Task
@@ -82,6 +82,10 @@ class Asking:
             on_overflow=on_overflow,
             history=history,
         )
+
+    def plain(self, text: str, *, room: int) -> Request:
+        """Turn a text into the ids of a prompt without a chat template; errors as those of `plain_request`."""
+        return plain_request(self._prompter, text, room=room, context=self._context)
 
     def task(
         self,

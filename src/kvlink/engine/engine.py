@@ -7,6 +7,7 @@ engine. One thread runs the model at a time. Without documents a prompt is one p
 """
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,10 +27,11 @@ from kvlink.engine.opened import Opened
 from kvlink.engine.prefetch import Prefetch
 from kvlink.engine.request import DocumentLike, Order, Overflow, as_documents
 from kvlink.engine.sampling import MAX_NEW_TOKENS, SamplingParams
+from kvlink.engine.scheduler import SchedulerStats
 from kvlink.engine.stream import Stream, told
 from kvlink.engine.task import Task
 from kvlink.engine.usage import Answer, DocumentUsage
-from kvlink.engine.worker import Worker
+from kvlink.engine.worker import Found, Worker
 from kvlink.models.bundle import Bundle
 from kvlink.store.opening import StoreLike
 
@@ -187,6 +189,26 @@ class Engine(Opened):
             request, params, order=order, reuse=reuse, labels=labels, deadline_s=deadline_s, start=start
         )
 
+    def completion(
+        self,
+        text: str,
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        sampling: SamplingParams | None = None,
+        deadline_s: float | None = None,
+    ) -> Task:
+        """Return a job that goes on with a text as it stands, without a chat template; arguments are those of `job`.
+
+        The text stands behind the model's beginning of sequence (the template's first id where it has none).
+        """
+        start = perf_counter()
+        params = params_of(sampling, max_new_tokens=max_new_tokens, stop=stop)
+        request = self._asking.plain(text, room=params.max_new_tokens)
+        return self._asking.task(
+            request, params, order="given", reuse=True, labels=False, deadline_s=deadline_s, start=start
+        )
+
     def chat(self, name: str, *, system: str | None = None, labels: bool = False) -> Chat:
         """Return the conversation of this name; a new one if there is none.
 
@@ -253,6 +275,14 @@ class Engine(Opened):
     def step(self) -> bool:
         """Admit, load, run, sample, hand over: one forward for all that is under way; whether there was anything."""
         return self._steps.step()
+
+    def call(self, function: Callable[[], Found]) -> Future[Found]:
+        """Let a function run between two steps, in the thread that `start` began; at once without one."""
+        return self._steps.call(function)
+
+    def stats(self) -> SchedulerStats:
+        """Return what goes on, and what happened since the beginning."""
+        return self._steps.scheduler.stats()
 
     def start(self) -> None:
         """Let a thread of its own run the steps from now on."""

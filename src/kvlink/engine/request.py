@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvlink.core.document import Document
-from kvlink.core.errors import ContextOverflow, InputError
+from kvlink.core.errors import ContextOverflow, EmptyQuestion, InputError
 from kvlink.core.layout import Prompt, Turn
 from kvlink.engine.usage import DocumentUsage
 from kvlink.models.prompt import Prompter
@@ -135,3 +135,24 @@ def build_request(
         warnings.append(f"{rows[index].name} was dropped: the prompt was {excess} tokens over the context of {context}")
         excess -= sizes.pop()
     return Request(prompt(), tuple(rows), tuple(index for index, _ in kept), tuple(warnings))
+
+
+def plain_request(prompter: Prompter, text: str, *, room: int, context: int) -> Request:
+    """Turn a text into ids as it stands: behind the model's beginning, without a chat template.
+
+    Raises:
+        ContextOverflow: It does not fit.
+        EmptyQuestion: The tokenizer makes nothing of the text.
+    """
+    start, ids = prompter.sink_ids("bos"), prompter.plain_ids(text)
+    if not ids:
+        raise EmptyQuestion(f"the text {text[:20]!r} gives no token ids: pass some text to go on with")
+    excess = len(start) + len(ids) + room - context
+    if excess > 0:
+        raise ContextOverflow(
+            f"the text has {len(ids)} tokens, with {room} for the answer {excess} more than the context of {context}. "
+            "Shorten it, or ask for fewer new tokens",
+            over=excess,
+            limit=context,
+        )
+    return Request(Prompt(start, (), ids), (), (), ())

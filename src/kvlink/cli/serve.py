@@ -1,0 +1,92 @@
+"""`serve`: the API of OpenAI over one model and its documents, until a signal."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvlink.cli import options, show
+
+
+def serve(
+    library: Annotated[
+        Path | None,
+        typer.Option(
+            "--library",
+            envvar="KVLINK_LIBRARY",
+            help="Folder of a library, made if it is not there: its documents can be asked about by id.",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address; other machines need a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port.")] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--api-key",
+            envvar="KVLINK_API_KEY",
+            help="A key that clients must send; several times for several. Better as a variable: others see options.",
+            show_default=False,
+        ),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without a key.")] = False,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="What clients call the model.", show_default="the last part of --model"),
+    ] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, help="Longest answer where a client does not say.")
+    ] = 512,
+    deadline: Annotated[
+        float, typer.Option("--deadline", min=0.001, help="Seconds after which a request is given up.")
+    ] = 600.0,
+    max_body: Annotated[int, typer.Option("--max-body", min=1, help="Megabytes of the largest request.")] = 16,
+    drain: Annotated[
+        int, typer.Option("--drain", min=0, help="Seconds that requests under way have after SIGTERM.")
+    ] = 30,
+    model: options.Model = "demo",
+    store: options.Store = None,
+    remote: options.Remote = None,
+    dtype: options.Dtype = None,
+    budget: options.Budget = options.GIGABYTES,
+    links: options.Links = "auto",
+    foreign_links: options.ForeignLinks = False,
+) -> None:
+    """Serve OpenAI's API, with documents: chat, completions, documents under ids, health and metrics.
+
+    A library's entries lie in its folder unless --store says otherwise. Needs the extra `server`.
+
+    Example: kvlink serve --library handbook.library --port 8000
+    """
+    from kvlink.core.errors import InputError
+    from kvlink.engine.library import Library
+    from kvlink.engine.schema import ENTRIES, claim
+
+    try:
+        from kvlink.server.auth import Keys, check_address
+        from kvlink.server.serve import serve as run
+        from kvlink.server.served import Served
+    except ImportError as error:
+        raise InputError(f"serving needs {error.name}: pip install 'kvlink[server]'") from error
+    keys = Keys(api_key or ())
+    check_address(host, keys, insecure=insecure)  # before a model is loaded
+    wanted: dict[str, Any] = {"remote": remote, "links": links, "foreign_links": foreign_links}
+    with ExitStack() as opening:
+        if library is not None:
+            claim(library)  # a foreign folder is refused before a store is made in it
+            if store is None or store == os.environ.get("KVLINK_STORE"):
+                store = str(library / ENTRIES)  # that one is for folders
+        engine = opening.enter_context(show.open_engine(model, store, dtype, budget, **wanted))
+        held = None if library is None else opening.enter_context(Library(library, engine))
+        served = Served(
+            engine=engine,
+            library=held,
+            model=name or Path(model).name,
+            max_new_tokens=max_new_tokens,
+            deadline_s=deadline,
+            max_bytes=max_body << 20,
+        )
+        show.err.print(f"serving {served.model} on http://{host}:{port}/v1", highlight=False)
+        run(served, host=host, port=port, keys=keys, insecure=insecure, drain_s=drain)
