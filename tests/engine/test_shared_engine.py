@@ -154,7 +154,7 @@ def test_a_removed_document_is_nowhere_and_comes_back_by_no_beginning(engine: En
 
 
 def test_what_cannot_be_shared_exactly_is_refused_where_sharing_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "turn", lambda self, query, layer: query)
+    monkeypatch.setattr(Turns, "turn", lambda self, query, quarter, layer, rows, starts: query[:, rows])
     with pytest.warns(KVLinkWarning, match="copied into each prompt"):
         engine = loaded(links=None)
     assert engine.report.attention == "assembled"

@@ -6,16 +6,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlink.models import backends
-from kvlink.models.backends import Sight
-from kvlink.models.shared import merge
+from kvlink.models.backends import Found, Sight, merge
 
 SCALE = 0.3
 
 
 def tensors(rows: int, columns: int, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    shapes = (2, rows, 3, 8), (2, columns, 8), (2, columns, 8)
+    shapes = (6, rows, 8), (2, columns, 8), (2, columns, 8)
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def products(asked: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return asked @ keys.repeat_interleave(3, 0).transpose(1, 2)
 
 
 @pytest.mark.parametrize("rows", [1, backends.FEW_ROWS, backends.FEW_ROWS + 1, 70])
@@ -36,9 +39,8 @@ def test_the_formula_is_softmax() -> None:
     seen = torch.rand(5, 9, generator=torch.Generator().manual_seed(1)) < 0.5
     seen[2] = False
     found, lse = backends.reference(asked, keys, values, scale=SCALE, sight=Sight(mask=seen), softcap=2.0)
-    logits = 2.0 * torch.tanh(torch.einsum("hrgd,hcd->hrgc", asked, keys) * SCALE / 2.0)
-    logits = logits.masked_fill(~seen[None, :, None], -torch.inf)
-    wanted = torch.einsum("hrgc,hcd->hrgd", logits.softmax(-1).nan_to_num(), values)
+    logits = 2.0 * torch.tanh(products(asked, keys) * SCALE / 2.0)
+    wanted = logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num() @ values.repeat_interleave(3, 0)
     torch.testing.assert_close(found, wanted)
     assert bool((lse[:, 2] == -torch.inf).all())
     assert bool((found[:, 2] == 0).all())
@@ -50,29 +52,30 @@ def test_merged_parts_equal_one_softmax(columns: list[int], rows: int, sinks: bo
     asked, keys, values = tensors(rows, sum(columns))
     seen = torch.tensor([[random.random() < 0.7 for _ in columns] for _ in range(rows)])
     seen[:, 0] = True
-    learned = torch.randn(2, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) if sinks else None
-    found, sums, at = [], [], []
-    for number, (some_keys, some_values) in enumerate(
-        zip(keys.split(columns, 1), values.split(columns, 1), strict=True)
-    ):
+    learned = torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) if sinks else None
+    lse = torch.full((len(columns), 6, rows), -torch.inf, dtype=torch.float64)
+    found: list[Found] = []
+    parts = zip(keys.split(columns, 1), values.split(columns, 1), strict=True)
+    for number, (some_keys, some_values) in enumerate(parts):
         here = torch.nonzero(seen[:, number])[:, 0]
+        places = slice(0, rows) if len(here) == rows else here
         if len(here):
-            part, lse = backends.cpu(asked[:, here], some_keys, some_values, scale=SCALE)
-            found.append(part), sums.append(lse), at.append(here)
-    merged = merge(torch.cat(found, 1), torch.cat(sums, 1), torch.cat(at), rows, sinks=learned)
-    logits = torch.einsum("hrgd,hcd->hrgc", asked, keys) * SCALE
-    logits = logits.masked_fill(~seen.repeat_interleave(torch.tensor(columns), dim=1)[None, :, None], -torch.inf)
+            part, lse[number, :, here] = backends.cpu(asked[:, here], some_keys, some_values, scale=SCALE)
+            found.append((number, places, part))
+    merged = merge(found, lse, sinks=learned)
+    logits = products(asked, keys) * SCALE
+    logits = logits.masked_fill(~seen.repeat_interleave(torch.tensor(columns), dim=1), -torch.inf)
     if learned is not None:
-        logits = torch.cat((logits, learned[..., None].expand(-1, rows, -1, 1)), dim=-1)
+        logits = torch.cat((logits, learned[:, None, None].expand(-1, rows, 1)), dim=-1)
         values = torch.cat((values, torch.zeros(2, 1, 8, dtype=torch.float64)), dim=1)
-    torch.testing.assert_close(merged, torch.einsum("hrgc,hcd->hrgd", logits.softmax(-1), values))
+    wanted = logits.softmax(-1) @ values.repeat_interleave(3, 0)
+    torch.testing.assert_close(merged, wanted.transpose(0, 1))
 
 
 def test_logits_far_apart_neither_overflow_nor_vanish() -> None:
     asked, keys, values = tensors(4, 6, dtype=torch.float32)
-    both = [backends.cpu(asked * size, keys, values, scale=SCALE) for size in (1.0, 300.0)]
-    rows = torch.arange(4).repeat(2)
-    merged = merge(torch.cat([b[0] for b in both], 1), torch.cat([b[1] for b in both], 1), rows, 4)
+    found, sums = zip(*(backends.cpu(asked * size, keys, values, scale=SCALE) for size in (1.0, 300.0)), strict=True)
+    merged = merge([(number, slice(0, 4), part) for number, part in enumerate(found)], torch.stack(sums))
     assert bool(merged.isfinite().all())
 
 

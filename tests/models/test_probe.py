@@ -285,7 +285,7 @@ def test_a_model_whose_attention_cannot_be_replaced_is_served_assembled() -> Non
 
 
 def test_a_model_on_which_turned_queries_miss_is_served_assembled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "turn", lambda self, query, layer: query)
+    monkeypatch.setattr(Turns, "turn", lambda self, query, quarter, layer, rows, starts: query[:, rows])
     report = probe(Runner(tiny_model("llama")))
     assert report.supported
     assert report.attention == "assembled"

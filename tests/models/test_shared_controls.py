@@ -41,7 +41,7 @@ def changed_turns(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any])
 
 @families
 def test_queries_that_are_not_turned_are_found(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "turn", lambda self, query, layer: query)
+    monkeypatch.setattr(Turns, "turn", lambda self, query, quarter, layer, rows, starts: query[:, rows])
     assert fault(family) > 0.01
 
 
@@ -92,8 +92,8 @@ def test_a_document_at_another_start_is_found(family: str) -> None:
 def test_parts_that_are_averaged_instead_of_merged_are_found(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sound = shared.merge
 
-    def averaged(found: Any, lse: Any, rows: Any, num_rows: int, *, sinks: Any = None) -> Any:
-        return sound(found, torch.where(lse.isinf(), lse, torch.zeros_like(lse)), rows, num_rows, sinks=sinks)
+    def averaged(found: Any, lse: Any, *, sinks: Any = None) -> Any:
+        return sound(found, torch.where(lse.isinf(), lse, torch.zeros_like(lse)), sinks=sinks)
 
     monkeypatch.setattr(shared, "merge", averaged)
     assert fault(family) > 0.01

@@ -8,6 +8,7 @@ requests stand one behind another in one forward without padding; those that att
     request 2    S D_2 L_2 T                  document 2  turned back by 2 starts: rows of both requests
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +20,7 @@ from transformers import Cache
 
 from kvlink.core.layout import reference_mask
 from kvlink.models.adapter import Adapter
-from kvlink.models.backends import Backend, Sight, backend_for
+from kvlink.models.backends import Backend, Found, Rows, Sight, backend_for, merge
 from kvlink.models.runner import Runner
 from kvlink.models.turning import Turns
 
@@ -90,13 +91,19 @@ class Run:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Keys and values that some rows of a forward attend; `rows` are their places among all parts' rows."""
+    """Keys and values that some rows of a forward attend.
+
+    Attributes:
+        rows: The rows of the forward that do.
+        starts: How far they are turned back, as places among all starts; None where they are not.
+        sights: By the size of the window: what the rows see; None where they see nothing.
+    """
 
     keys: Float[Tensor, "layers kv_heads columns head_dim"]
     values: Float[Tensor, "layers kv_heads columns value_dim"]
-    rows: slice
+    rows: Rows
+    starts: slice | None
     sights: dict[int | None, Sight | None]
-    """By the size of the window: what the rows see; None where they see nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,14 +112,12 @@ class Attending:
 
     Attributes:
         parts: All that is attended.
-        rows: For each row of each part, in the order of the parts, its row in the forward.
-        turns: How far each of those is turned back.
+        turns: By how much the rows of documents are turned back.
         windows: The window of each layer, or None.
         served: Layers that have attended.
     """
 
     parts: list[Part]
-    rows: Int[Tensor, " parts_rows"]
     turns: Turns
     windows: Sequence[int | None]
     backend: Backend
@@ -121,25 +126,27 @@ class Attending:
     @classmethod
     def of(cls, runs: Sequence[Run], runner: Runner, *, backend: Backend | None = None) -> "Attending":
         """Lay out who attends what in a forward whose rows are those of the runs, in their order."""
-        parts = _Parts(tuple(dict.fromkeys(runner.layer_windows)))
-        readers: dict[int, list[_Reading]] = {}
+        parts = _Parts(tuple(dict.fromkeys(runner.layer_windows)), runner.device)
+        readers: dict[tuple[int, int], list[_Reading]] = {}  # by document, and how often the request had it before
         first = 0
         for run in runs:
             rows = torch.arange(first, first + len(run.positions))
             parts.add_own(run, rows)
+            times = Counter[int]()
             for document, start in run.documents:
                 behind = run.positions >= start
                 if bool(behind.any()):
                     reading = _Reading(document, rows[behind], run.positions[behind], start)
-                    readers.setdefault(id(document), []).append(reading)
+                    readers.setdefault((id(document), times[id(document)]), []).append(reading)
+                    times[id(document)] += 1
             first += len(rows)
         for reading in readers.values():
             parts.add_document(reading)
-        starts = torch.cat(parts.starts).to(runner.device)
+        starts = torch.tensor(parts.starts, dtype=torch.long, device=runner.device)
+        head_dim = runner.geometry.head_dim
         return cls(
             parts=parts.found,
-            rows=torch.cat(parts.rows).to(runner.device),
-            turns=Turns.back(runner.rotary, starts, dtype=runner.dtype),
+            turns=Turns.back(runner.rotary, starts, head_dim=head_dim, dtype=runner.dtype),
             windows=runner.layer_windows,
             backend=backend or backend_for(runner.device),
         )
@@ -155,53 +162,22 @@ class Attending:
     ) -> Float[Tensor, "1 rows heads value_dim"]:
         """Return what rotated queries of one layer find in all their parts."""
         self.served.add(layer)
-        kv_heads = self.parts[0].keys.shape[1]
-        grouped = query[0].unflatten(0, (kv_heads, -1)).transpose(1, 2)  # [kv_heads, rows, group, head_dim]
-        asked = self.turns.turn(grouped.index_select(1, self.rows), layer)
-        kv_heads, rows, group, _ = grouped.shape
-        dim = self.parts[0].values.shape[-1]
-        found = asked.new_empty(kv_heads, len(self.rows), group, dim)
-        lse = torch.empty(
-            kv_heads, len(self.rows), group, dtype=torch.promote_types(query.dtype, torch.float32), device=query.device
-        )
-        window = self.windows[layer]
-        for part in self.parts:
-            sight = part.sights[window]
-            if sight is None:
-                found[:, part.rows], lse[:, part.rows] = 0, -torch.inf
-            else:
-                found[:, part.rows], lse[:, part.rows] = self.backend(
-                    asked[:, part.rows], part.keys[layer], part.values[layer], scale=scale, sight=sight, softcap=softcap
-                )
-        merged = merge(found, lse, self.rows, rows, sinks=None if sinks is None else sinks.view(kv_heads, 1, group))
-        return merged.transpose(0, 1).reshape(1, rows, kv_heads * group, dim)
-
-
-def merge(
-    found: Float[Tensor, "kv_heads parts_rows group value_dim"],
-    lse: Float[Tensor, "kv_heads parts_rows group"],
-    rows: Int[Tensor, " parts_rows"],
-    num_rows: int,
-    *,
-    sinks: Float[Tensor, "kv_heads 1 group"] | None = None,
-) -> Float[Tensor, "kv_heads num_rows group value_dim"]:
-    """Join what each row found in its parts, weighted by the parts' log-sum-exp.
-
-    Args:
-        rows: The row that each belongs to; every row has at least one part that is not empty.
-        sinks: Learned logits without a value, which take part in the denominator once.
-    """
-    at = rows[None, :, None].expand_as(lse)
-    top = lse.new_full((lse.shape[0], num_rows, lse.shape[2]), -torch.inf).scatter_reduce(1, at, lse, "amax")
-    if sinks is not None:
-        top = torch.maximum(top, sinks.to(top))
-    weights = torch.exp(lse - top.index_select(1, rows))
-    total = torch.zeros_like(top).index_add_(1, rows, weights)
-    if sinks is not None:
-        total += torch.exp(sinks.to(top) - top)
-    weights /= total.index_select(1, rows)
-    out = found.new_zeros(found.shape[0], num_rows, *found.shape[2:], dtype=lse.dtype)
-    return out.index_add_(1, rows, found.to(lse.dtype) * weights[..., None]).to(found.dtype)
+        here, window = query[0], self.windows[layer]
+        quarter = self.turns.quarter(here, layer)
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        lse = torch.full((len(self.parts), *here.shape[:2]), -torch.inf, dtype=dtype, device=query.device)
+        found: list[Found] = []
+        for number, part in enumerate(self.parts):
+            if (sight := part.sights[window]) is None:
+                continue
+            asked = here[:, part.rows]
+            if part.starts is not None:
+                asked = self.turns.turn(here, quarter, layer, part.rows, part.starts)
+            values, lse[number, :, part.rows] = self.backend(
+                asked, part.keys[layer], part.values[layer], scale=scale, sight=sight, softcap=softcap
+            )
+            found.append((number, part.rows, values))
+        return merge(found, lse, sinks=sinks).to(query.dtype)[None]
 
 
 class SharedCache(Cache):
@@ -288,43 +264,53 @@ class _Reading:
 class _Parts:
     """Parts in the making."""
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
+    def __init__(self, windows: Sequence[int | None], device: torch.device) -> None:
         self.found: list[Part] = []
-        self.rows: list[Tensor] = []
-        self.starts: list[Tensor] = []
+        self.starts: list[int] = []
         self._windows = windows
-        self._count = 0
+        self._device = device
 
     def add_own(self, run: Run, rows: Tensor) -> None:
         """Add what a request has computed before, and its new rows."""
         own, before, here = run.own, run.own.length, run.positions
         stop = before + len(rows)
-        starts = torch.zeros_like(rows)
         if before:
             known = own.keys[:, :, :before], own.values[:, :, :before]
-            self._add(*known, rows, starts, self._sights(here, own.positions[:before]))
+            self._add(*known, rows, None, self._sights(here, own.positions[:before]))
         new = own.keys[:, :, before:stop], own.values[:, :, before:stop]
-        self._add(*new, rows, starts, self._sights(here, here, causal=True))
+        self._add(*new, rows, None, self._sights(here, here, causal=True))
 
     def add_document(self, readings: Sequence[_Reading]) -> None:
         """Add a document with all rows that attend it."""
         document = readings[0].document
         rows = torch.cat([reading.rows for reading in readings])
-        starts = torch.cat([torch.full_like(reading.rows, reading.start) for reading in readings])
-        positions = torch.cat([reading.positions for reading in readings]) - starts
+        positions = torch.cat([reading.positions - reading.start for reading in readings])
         sights = self._sights(positions, torch.arange(document.num_tokens))
-        self._add(document.keys, document.values, rows, starts, sights)
+        first = len(self.starts)
+        if len({reading.start for reading in readings}) == 1:
+            self.starts.append(readings[0].start)
+        else:
+            self.starts += [reading.start for reading in readings for _ in reading.rows]
+        self._add(document.keys, document.values, rows, slice(first, len(self.starts)), sights)
 
     def _sights(self, positions: Tensor, columns: Tensor, *, causal: bool = False) -> dict[int | None, Sight | None]:
         return {size: _sight(positions, columns, causal=causal, window=size) for size in self._windows}
 
     def _add(
-        self, keys: Tensor, values: Tensor, rows: Tensor, starts: Tensor, sights: dict[int | None, Sight | None]
+        self,
+        keys: Tensor,
+        values: Tensor,
+        rows: Tensor,
+        starts: slice | None,
+        sights: dict[int | None, Sight | None],
     ) -> None:
-        self.found.append(Part(keys, values, slice(self._count, self._count + len(rows)), sights))
-        self.rows.append(rows)
-        self.starts.append(starts)
-        self._count += len(rows)
+        self.found.append(Part(keys, values, _places(rows, self._device), starts, sights))
+
+
+def _places(rows: Int[Tensor, " rows"], device: torch.device) -> Rows:
+    """Return rows as a slice, which is read without a copy, where they stand side by side."""
+    first, stop = int(rows[0]), int(rows[-1]) + 1
+    return slice(first, stop) if rows.tolist() == list(range(first, stop)) else rows.to(device)
 
 
 def _sight(

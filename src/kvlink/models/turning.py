@@ -12,62 +12,113 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from kvlink.models.rotary import LayerRotary, Rotary, Tables
+from kvlink.models.backends import Rows
+from kvlink.models.rotary import LayerRotary, Rotary
+
+Tables = tuple[Float[Tensor, "starts head_dim"], Float[Tensor, "starts head_dim"]]
+"""Cosines and sines of some starts, for every channel."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """How far each row of a forward is turned back, for every layer.
+    """How far rows are turned back, for every layer.
 
     Attributes:
-        tables: For each run of layers cosines and *negative* sines of the starts, without scale; None for NoPE.
+        tables: For each run of layers cosines and *negative* sines of the starts, without scale, over all channels
+            (those that pass by have 1 and 0); None for NoPE.
+        widths: Channels of the tables that each run's function takes.
     """
 
     runs: tuple[LayerRotary, ...]
     tables: tuple[Tables | None, ...]
+    widths: tuple[int, ...]
 
     @classmethod
-    def back(cls, rotary: Rotary, starts: Int[Tensor, " rows"], *, dtype: torch.dtype) -> "Turns":
+    def back(cls, rotary: Rotary, starts: Int[Tensor, " starts"], *, head_dim: int, dtype: torch.dtype) -> "Turns":
         """Prepare turns by these many positions each, computed in float32 or in `dtype` if that is wider."""
         like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32), device=starts.device)
-        found: list[Tables | None] = []
+        found: list[tuple[Tables | None, int]] = []
         for number, run in enumerate(rotary.runs):
             same = next((i for i, r in enumerate(rotary.runs[:number]) if _alike(r, run)), None)
             if same is not None:
                 found.append(found[same])
-            elif run.source is None:
-                found.append(None)
+            elif run.source is None or len(starts) == 0:
+                found.append((None, 0))
             else:
                 scale = run.source(like, starts.new_zeros(1))[0][..., :1]  # cosine of 0
                 cos, sin = run.source(like, starts)
-                found.append((cos / scale, -sin / scale))
-        return cls(rotary.runs, tuple(found))
+                found.append((_of_channels(run, cos / scale, -sin / scale, head_dim), cos.shape[-1]))
+        return cls(rotary.runs, tuple(tables for tables, _ in found), tuple(width for _, width in found))
+
+    def quarter(self, query: Float[Tensor, "heads rows head_dim"], layer: int) -> Float[Tensor, "heads rows head_dim"]:
+        """Return rotated queries of one layer turned by a quarter: what sines are multiplied with."""
+        run, tables, width = self._of(layer)
+        if tables is None:
+            return query
+        return _quarter(run, query.to(tables[0].dtype), width)
 
     def turn(
-        self, query: Float[Tensor, "kv_heads rows group head_dim"], layer: int
-    ) -> Float[Tensor, "kv_heads rows group head_dim"]:
-        """Return rotated queries of one layer turned back; computed in the tables' dtype, given in the queries'.
+        self,
+        query: Float[Tensor, "heads all_rows head_dim"],
+        quarter: Float[Tensor, "heads all_rows head_dim"],
+        layer: int,
+        rows: Rows,
+        starts: slice,
+    ) -> Float[Tensor, "heads rows head_dim"]:
+        """Return some rows of rotated queries turned back; computed in the tables' dtype, given in the queries'.
 
-        May write into `query`.
+        Args:
+            quarter: `self.quarter` of the queries, computed once for a layer.
+            starts: One start for all rows, or one for each, as places among those given to `back`.
         """
-        run, tables = next(
-            (run, table) for run, table in zip(self.runs, self.tables, strict=True) if run.start <= layer < run.stop
-        )
-        if run.function is None or tables is None:
-            return query
-        cos, sin = tables
-        dim, part = run.rotary_dim, query[..., : run.rotary_dim].to(cos.dtype)
-        if run.halves:
-            half, (cos, sin) = dim // 2, (cos[0, :, None], sin[0, :, None])
-            turned = part * cos
-            turned[..., :half].addcmul_(part[..., half:], sin[..., :half], value=-1)
-            turned[..., half:].addcmul_(part[..., :half], sin[..., half:])
-        else:  # a function of transformers takes [batch, heads, tokens, dim]
-            asked = part.transpose(1, 2)
-            turned = run.function(asked, asked[:1, :1], cos, sin)[0].transpose(1, 2)
-        if dim == query.shape[-1]:
-            return turned.to(query.dtype)
-        return torch.cat((turned.to(query.dtype), query[..., dim:]), dim=-1)
+        _, tables, _ = self._of(layer)
+        if tables is None:
+            return query[:, rows]
+        cos, sin = (table[starts] for table in tables)
+        turned = torch.addcmul(query[:, rows].to(cos.dtype) * cos, quarter[:, rows], sin)
+        return turned.to(query.dtype)
+
+    def _of(self, layer: int) -> tuple[LayerRotary, Tables | None, int]:
+        runs = zip(self.runs, self.tables, self.widths, strict=True)
+        return next(found for found in runs if found[0].start <= layer < found[0].stop)
+
+
+def _quarter(run: LayerRotary, query: Tensor, width: int) -> Tensor:
+    """Turn each pair of channels by 90 degrees; what becomes of those that pass by means nothing.
+
+    Args:
+        width: Of the tables that the function takes; it may leave the channels behind it alone by itself.
+    """
+    dim = run.rotary_dim
+    if run.halves:
+        half = dim // 2
+        turned = (-query[..., half:dim], query[..., :half])
+    else:
+        assert run.function is not None
+        part, none = query[None, ..., :dim], query.new_zeros(1, query.shape[1], width)
+        turned = (run.function(part, part[:, :1], none, none + 1)[0][0],)
+    return torch.cat((*turned, query[..., dim:]), dim=-1)
+
+
+def _of_channels(run: LayerRotary, cos: Tensor, sin: Tensor, head_dim: int) -> Tables:
+    """Return what each channel and its quarter turn are multiplied with, in whatever way the tables are laid out.
+
+    A rotary function is `x * cos + quarter(x) * sin`, and two quarters are a change of sign.
+    """
+    assert run.function is not None
+    ones = cos.new_ones(1, 1, cos.shape[1], run.rotary_dim)
+    before = -_quarter(run, ones[0], cos.shape[-1])[None]
+    none = torch.zeros_like(cos)
+
+    def rotated(vector: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        assert run.function is not None
+        return run.function(vector, vector, cos, sin)[0][0, 0]
+
+    passing = rotated(ones, none, none)  # 1 where a channel passes the function by
+    beside = cos.new_ones(cos.shape[1], head_dim - run.rotary_dim)
+    of_itself = rotated(ones, cos, none)
+    of_quarter = rotated(before, none, sin) * (1 - passing)
+    return torch.cat((of_itself, beside), -1), torch.cat((of_quarter, torch.zeros_like(beside)), -1)
 
 
 def _alike(one: LayerRotary, other: LayerRotary) -> bool:
