@@ -11,7 +11,7 @@ A document is one or more segments. Behind its last segment stand K document lin
 other segment K segment links (level 1). Pure arithmetic: knows no ids, no text and no model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count, groupby
@@ -111,22 +111,11 @@ class Layout:
                     f"documents = {[list(d) for d in turn.documents]}, labels = {list(turn.labels)}"
                 )
         spans: list[Span] = []
-
-        def place(kind: Kind, length: int, **fields: int | None) -> None:
-            start = spans[-1].stop if spans else 0
+        start = 0
+        for kind, length, fields in _pieces(system, turns, num_links):
             if length:
-                spans.append(Span(kind, start, start + length, **fields))  # pyright: ignore[reportArgumentType]
-
-        place(Kind.SYSTEM, system)
-        groups, indices = count(1), count()
-        for turn in turns:
-            for lengths, label in zip(turn.documents, turn.labels or [0] * len(turn.documents), strict=True):
-                index = next(indices)
-                place(Kind.LABEL, label, document=index)
-                for number, length in enumerate(lengths, start=1):
-                    place(Kind.SEGMENT, length, group=next(groups), document=index)
-                    place(Kind.LINK, num_links, document=index, level=0 if number == len(lengths) else 1)
-            place(Kind.TAIL, turn.tail)
+                spans.append(Span(kind, start, start + length, **fields))
+                start += length
         return cls(tuple(spans))
 
     def __len__(self) -> int:
@@ -165,6 +154,20 @@ class Layout:
         """Return who sees whom: True where the row may attend the column."""
         positions = torch.arange(len(self))
         return reference_mask(positions, self.groups(), positions, self.groups())
+
+
+def _pieces(system: int, turns: Sequence[Lengths], num_links: int) -> Iterator[tuple[Kind, int, dict[str, int]]]:
+    """Yield kind, length and fields of all that stands in a prompt, in position order, empty pieces counted."""
+    yield Kind.SYSTEM, system, {}
+    groups, indices = count(1), count()
+    for turn in turns:
+        for lengths, label in zip(turn.documents, turn.labels or [0] * len(turn.documents), strict=True):
+            index = next(indices)
+            yield Kind.LABEL, label, {"document": index}
+            for number, length in enumerate(lengths, start=1):
+                yield Kind.SEGMENT, length, {"group": next(groups), "document": index}
+                yield Kind.LINK, num_links, {"document": index, "level": 0 if number == len(lengths) else 1}
+        yield Kind.TAIL, turn.tail, {}
 
 
 @dataclass(frozen=True, slots=True)

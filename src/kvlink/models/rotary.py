@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from threading import Lock, get_ident
 from typing import Any
@@ -96,14 +97,22 @@ class Watch:
 
     def wrap(self, function: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
         """Return `function` with its key argument noted on each call."""
+        return partial(self._watched, function)
 
-        def watched(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
-            if get_ident() == self._thread:  # other models of the family may run in other threads
-                source = next((s for table, s in reversed(self._tables) if table is cos), None)
-                self.pending = Call(k, function, options, source)
-            return function(q, k, cos, sin, *args, **options)
-
-        return watched
+    def _watched(
+        self,
+        function: Callable[..., tuple[Tensor, Tensor]],
+        q: Tensor,
+        k: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        if get_ident() == self._thread:  # other models of the family may run in other threads
+            source = next((s for table, s in reversed(self._tables) if table is cos), None)
+            self.pending = Call(k, function, options, source)
+        return function(q, k, cos, sin, *args, **options)
 
 
 def rotary_modules(model: nn.Module) -> Iterator[nn.Module]:

@@ -152,14 +152,13 @@ class Runner:
         They are additive and finite, which every attention of transformers takes; a boolean one would be turned
         into that form again in each layer.
         """
-
-        def additive(mask: Bool[Tensor, "rows columns"]) -> Tensor:
-            zeros = torch.zeros(mask.shape, dtype=self.dtype, device=self.device)
-            return zeros.masked_fill_(~mask.to(self.device), torch.finfo(self.dtype).min)[None, None]
-
         if len(self.windows) == 1:
-            return additive(visible[self.windows[0]])
-        return {window.name: additive(visible[window]) for window in self.windows}
+            return self._additive(visible[self.windows[0]])
+        return {window.name: self._additive(visible[window]) for window in self.windows}
+
+    def _additive(self, mask: Bool[Tensor, "rows columns"]) -> Float[Tensor, "1 1 rows columns"]:
+        zeros = torch.zeros(mask.shape, dtype=self.dtype, device=self.device)
+        return zeros.masked_fill_(~mask.to(self.device), torch.finfo(self.dtype).min)[None, None]
 
     def prefix(self, ids: Sequence[int]) -> Prefix | None:
         """Compute keys and values of a prompt's first tokens, which see nothing else; None for no ids."""

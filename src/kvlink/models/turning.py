@@ -105,20 +105,17 @@ def _of_channels(run: LayerRotary, cos: Tensor, sin: Tensor, head_dim: int) -> T
 
     A rotary function is `x * cos + quarter(x) * sin`, and two quarters are a change of sign.
     """
-    assert run.function is not None
-    ones = cos.new_ones(1, 1, cos.shape[1], run.rotary_dim)
-    before = -_quarter(run, ones[0], cos.shape[-1])[None]
-    none = torch.zeros_like(cos)
-
-    def rotated(vector: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        assert run.function is not None
-        return run.function(vector, vector, cos, sin)[0][0, 0]
-
-    passing = rotated(ones, none, none)  # 1 where a channel passes the function by
+    ones = cos.new_ones(1, cos.shape[1], run.rotary_dim)
+    before, none = -_quarter(run, ones, cos.shape[-1]), torch.zeros_like(cos)
+    passing = _rotated(run, ones, none, none)  # 1 where a channel passes the function by
     beside = cos.new_ones(cos.shape[1], head_dim - run.rotary_dim)
-    of_itself = rotated(ones, cos, none)
-    of_quarter = rotated(before, none, sin) * (1 - passing)
-    return torch.cat((of_itself, beside), -1), torch.cat((of_quarter, torch.zeros_like(beside)), -1)
+    of_quarter = _rotated(run, before, none, sin) * (1 - passing)
+    return torch.cat((_rotated(run, ones, cos, none), beside), -1), torch.cat((of_quarter, 0 * beside), -1)
+
+
+def _rotated(run: LayerRotary, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    assert run.function is not None
+    return run.function(vectors[None], vectors[None], cos, sin)[0][0, 0]
 
 
 def _alike(one: LayerRotary, other: LayerRotary) -> bool:
