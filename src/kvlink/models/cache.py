@@ -23,6 +23,18 @@ def cache_argument(function: Callable[..., Any]) -> str:
     return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
 
 
+def unrotated_keys(call: Call | None, keys: Tensor) -> Tensor:
+    """Return the keys that a layer wrote, `[batch, kv_heads, tokens, head_dim]`, as they were before it rotated them.
+
+    Args:
+        call: Of its rotary function; None where it has none.
+    """
+    if call is None:
+        return keys
+    # partial rotary: the channels that passed the function by stand at the end of the cached key
+    return torch.cat((call.keys, keys[..., call.keys.shape[-1] :]), dim=-1)
+
+
 class EncodeCache(Cache):
     """Collects unrotated keys and values of the rows of one forward, layer by layer.
 
@@ -45,12 +57,8 @@ class EncodeCache(Cache):
         if layer_idx != len(self.keys):
             raise ValueError(f"layer {layer_idx} wrote keys and values when {len(self.keys)} layers had done so before")
         call = self._watch.take()
-        if call is None:
-            unrotated = key_states
-        else:  # partial rotary: the channels that passed the function by stand at the end of the cached key
-            unrotated = torch.cat((call.keys, key_states[..., call.keys.shape[-1] :]), dim=-1)
         self.calls.append(call)
-        self.keys.append(unrotated)
+        self.keys.append(unrotated_keys(call, key_states))
         self.cached_keys.append(key_states)
         self.values.append(value_states)
         if self._prefix is None:

@@ -231,13 +231,20 @@ class Runner:
         with watching(self.model) as watch, torch.inference_mode():
             cache = EncodeCache(watch, prefix)
             self.forward(cache=cache, input_ids=ids, position_ids=positions, attention_mask=mask)
-        turned = [call is not None for call in cache.calls]
+        self.require_turning([call is not None for call in cache.calls])
+        return cache
+
+    def require_turning(self, turned: list[bool]) -> None:
+        """Hold the layers that were seen to rotate in a forward to those that did so when the model was loaded.
+
+        Raises:
+            ModelError: They are others.
+        """
         if turned != self._turning:
             raise ModelError(
                 f"the layers that rotate were {self._turning} when the model was loaded and are {turned} now; "
                 "something has replaced its rotary function, so what was encoded is thrown away: load the model again"
             )
-        return cache
 
     def decode(self, cache: SlotCache, token_id: int) -> Float[Tensor, " vocab"]:
         """Append one token behind the last row of the buffer and return its logits."""

@@ -10,6 +10,7 @@ requests stand one behind another in one forward without padding; those that att
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +22,8 @@ from transformers import Cache
 from kvlink.core.layout import reference_mask
 from kvlink.models.adapter import Adapter
 from kvlink.models.backends import Backend, Found, Rows, Sight, backend_for, merge
+from kvlink.models.cache import unrotated_keys
+from kvlink.models.rotary import Watch, watching
 from kvlink.models.runner import Runner
 from kvlink.models.turning import Turns
 
@@ -82,11 +85,13 @@ class Run:
         own: What the request has computed; the new rows are written behind it.
         positions: Global positions of the new rows, ascending.
         documents: Documents with their first positions, ascending; a row attends those that start before it.
+        unrotated: Where the keys of the new rows are noted as they are before the rotary embedding, or None.
     """
 
     own: OwnRows
     positions: Int[Tensor, " rows"]
     documents: Sequence[tuple[Readable, int]] = ()
+    unrotated: Float[Tensor, "layers kv_heads rows head_dim"] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,11 +186,17 @@ class Attending:
 
 
 class SharedCache(Cache):
-    """Writes the new rows of one forward behind each request's own; what is attended, `attending` knows."""
+    """Writes the new rows of one forward behind each request's own; what is attended, `attending` knows.
 
-    def __init__(self, runs: Sequence[Run], attending: Attending) -> None:
+    Attributes:
+        turned: Of each layer so far whether it rotated; empty where nothing is watched.
+    """
+
+    def __init__(self, runs: Sequence[Run], attending: Attending, watch: Watch | None = None) -> None:
         super().__init__(layers=[])
         self.attending = attending
+        self.turned: list[bool] = []
+        self._watch = watch
         self._runs = runs
         self._spans: list[tuple[int, int]] = []
         for run in runs:
@@ -200,11 +211,17 @@ class SharedCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write one layer's new rows; return them as they came."""
-        first = 0
+        first, unrotated = 0, key_states
+        if self._watch is not None:
+            call = self._watch.take()
+            self.turned.append(call is not None)
+            unrotated = unrotated_keys(call, key_states)
         for run, (start, stop) in zip(self._runs, self._spans, strict=True):
             rows = slice(first, first + stop - start)
             run.own.keys[layer_idx, :, start:stop] = key_states[0, :, rows]
             run.own.values[layer_idx, :, start:stop] = value_states[0, :, rows]
+            if run.unrotated is not None:
+                run.unrotated[layer_idx] = unrotated[0, :, rows]
             first = rows.stop
         return key_states, value_states
 
@@ -238,17 +255,22 @@ def forward(
     Raises:
         ValueError: A request's own rows have no room left.
         ModelRefused: The model's layers attend in a way that cannot be replaced.
+        ModelError: Unrotated keys are wanted, and the model does not rotate as it did when it was loaded.
     """
-    with torch.inference_mode():
-        attending = Attending.of(runs, runner, backend=backend)
-        return runner.forward(
-            cache=SharedCache(runs, attending),
+    watched = any(run.unrotated is not None for run in runs)
+    with torch.inference_mode(), watching(runner.model) if watched else nullcontext() as watch:
+        cache = SharedCache(runs, Attending.of(runs, runner, backend=backend), watch)
+        logits = runner.forward(
+            cache=cache,
             adapter=adapter,
             factor=None if factor is None else factor[None],
             inputs_embeds=embeds[None],
             position_ids=torch.cat([run.positions for run in runs])[None].to(runner.device),
             logits_to_keep=keep,
         )[0]
+    if watched:
+        runner.require_turning(cache.turned)
+    return logits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
