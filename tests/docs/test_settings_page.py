@@ -12,7 +12,7 @@ from pages import DOCS, ROOT
 import kvlink
 from kvlink.cli import documents, options
 from kvlink.demo import corpus, questions
-from kvlink.engine import build, loader, prefiller, residency, sampling
+from kvlink.engine import batches, build, prefiller, residency, sampling
 from kvlink.engine.scheduler import Limits
 from kvlink.store import disk, recompressing, room
 
@@ -78,7 +78,7 @@ def test_budgets_and_constants_are_those_of_the_code() -> None:
     assert default(kvlink.DiskStore.__init__, "budget_bytes") == 20 * 2**30
     assert "20 GiB" in text
     assert f"{prefiller.KNOWN_SYSTEMS} system prompts" in text
-    assert f"{loader.BATCH_TOKENS:,} tokens" in text
+    assert f"{batches.BATCH_TOKENS:,} tokens" in text
     assert f"begins and ends at | {recompressing.HIGH:.0%} and {recompressing.LOW:.0%}".replace("%", " %") in text
     assert f"{disk._TOUCH_S:.0f} s" in text
     assert f"{room.SCAN_S:.0f} s" in text

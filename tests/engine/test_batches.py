@@ -5,7 +5,7 @@ from engines import TEXTS, engine_of, some_ids
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlink.engine.loader import BATCH_TOKENS, MAX_PADDING, batches
+from kvlink.engine.batches import BATCH_TOKENS, MAX_PADDING, batches
 from tiny_models import largest
 
 SEGMENTS = st.lists(st.integers(1, 60).map(lambda n: tuple(range(n))), max_size=40)

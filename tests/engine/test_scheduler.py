@@ -7,92 +7,22 @@ from typing import Any
 import pytest
 import torch
 from engines import QUESTION, TEXTS, loaded
+from scheduled import MORE, NEW, REQUESTS, engine_with, ids_of, run, same_up_to_a_tie, scheduler_of, submit
 
 from kvlink.core.errors import Cancelled, DeadlineExceeded, InputError, ModelError, QueueFull, StoreError
 from kvlink.engine import session as session_module
-from kvlink.engine.build import sessions_of
 from kvlink.engine.engine import Engine
+from kvlink.engine.limits import Limits
 from kvlink.engine.request import Request
 from kvlink.engine.sampling import SamplingParams
-from kvlink.engine.scheduler import Limits, Scheduler
 from kvlink.engine.session import Session
 from kvlink.engine.task import Task
-from kvlink.models.links import LinkTokens
-
-NEW = 10
-MORE = [f"Hut {number} is painted {color}." for number, color in enumerate(("red", "blue", "green", "white"), 1)]
-REQUESTS = [
-    (TEXTS, QUESTION),
-    (TEXTS[::-1], "Why?"),
-    ([], "Who are you?"),
-    (MORE, "Which hut is red?"),
-    ([*MORE[:2], TEXTS[0]], "When?"),
-    (TEXTS, "How high?"),
-]
 
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[Engine]:
     with loaded(links=None) as engine:
         yield engine
-
-
-def engine_with(base: Engine, *, budget: int | None = None, num_links: int = 3, **limits: int) -> Engine:
-    """Return an engine over the same model and store, with a device tier of its own and random link tokens."""
-    links = LinkTokens.random(base.runner.embedding, num_links=num_links) if num_links else None
-    sessions = sessions_of(base.loader, links=links, bundle="random", device_budget_bytes=budget)
-    return Engine(
-        runner=base.runner,
-        prompter=base.prompter,
-        loader=base.loader,
-        report=base.report,
-        links=links,
-        sessions=sessions,
-        limits=Limits(**limits),
-    )
-
-
-def scheduler_of(engine: Engine) -> Scheduler:
-    assert engine._worker is not None
-    return engine._worker.scheduler
-
-
-def run(engine: Engine, *jobs: Task, steps: int = 10_000) -> None:
-    """Run steps until these jobs have ended."""
-    scheduler = scheduler_of(engine)
-    for _ in range(steps):
-        if all(job.has_ended for job in jobs):
-            return
-        with scheduler.lock:
-            scheduler.step()
-    pytest.fail(f"{sum(not job.has_ended for job in jobs)} jobs have not ended after {steps} steps")
-
-
-def submit(engine: Engine, *requests: tuple[list[str] | tuple[str, ...], str], **options: object) -> list[Task]:
-    jobs = [engine.job(docs, question, **{"max_new_tokens": NEW, **options}) for docs, question in requests]  # type: ignore[arg-type]
-    for job in jobs:
-        scheduler_of(engine).submit(job)
-    return jobs
-
-
-def ids_of(job: Task) -> tuple[int, ...]:
-    assert job.answer is not None, job.error
-    return job.answer.ids
-
-
-def same_up_to_a_tie(engine: Engine, found: Task, wanted: Task) -> bool:
-    """Whether two answers are alike, or part where two logits tie within 1e-4."""
-    ours, theirs = ids_of(found), ids_of(wanted)
-    at = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)
-    if at is None:
-        return len(ours) == len(theirs)
-    assert engine.sessions is not None
-    session = engine.sessions.begin(wanted.request, room=NEW, said=theirs[:at])
-    engine.sessions.advance([(session, len(session.left))])
-    assert session.logits is not None
-    logits = session.logits
-    engine.sessions.end(session)
-    return abs(float(logits[ours[at]] - logits[theirs[at]])) < 1e-4
 
 
 # --- alone and together ---------------------------------------------------------------------------------------------
@@ -124,8 +54,8 @@ def test_a_prompt_that_says_nothing_new_of_the_batch_differs_when_a_row_is_anoth
     jobs = submit(engine, REQUESTS[0], REQUESTS[3])
     sound = engine.sessions.advance
 
-    def mixed(work: list) -> None:  # type: ignore[type-arg]
-        sound(work)
+    def mixed(work: list, drafts: list) -> None:  # type: ignore[type-arg]
+        sound(work, drafts)
         ready = [session for session, _ in work if session.logits is not None]
         if len(ready) == 2:
             ready[0].logits, ready[1].logits = ready[1].logits, ready[0].logits
@@ -300,8 +230,8 @@ def test_logits_that_are_no_numbers_fail_their_request_and_are_not_kept(base: En
     jobs = submit(engine, *REQUESTS[:3])
     sound = engine.sessions.advance
 
-    def spoilt(work: list) -> None:  # type: ignore[type-arg]
-        sound(work)
+    def spoilt(work: list, drafts: list) -> None:  # type: ignore[type-arg]
+        sound(work, drafts)
         session = jobs[0].session
         if session is not None and session.logits is not None:
             session.logits = torch.full_like(session.logits, torch.nan)
@@ -318,14 +248,14 @@ def test_logits_that_are_no_numbers_fail_their_request_and_are_not_kept(base: En
 def test_a_store_that_fails_fails_the_requests_that_need_it(base: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_with(base)
     assert engine.sessions is not None
-    sound = engine.sessions.residency.hold
+    sound = engine.sessions.residency.open
 
-    def hold(segments: tuple[tuple[int, ...], ...], times: object = None) -> object:
+    def opened(segments: tuple[tuple[int, ...], ...], times: object = None) -> object:
         if len(segments) == len(MORE):
             raise StoreError("the disk is gone")
         return sound(segments, times)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(engine.sessions.residency, "hold", hold)
+    monkeypatch.setattr(engine.sessions.residency, "open", opened)
     jobs = submit(engine, *REQUESTS)
     run(engine, *jobs)
     assert [job.error is None for job in jobs] == [True, True, True, False, True, True]
@@ -406,7 +336,8 @@ def test_cancelled_requests_end_and_let_go(base: Engine) -> None:
 def test_a_deadline_ends_a_request_and_says_how_far_it_was(base: Engine) -> None:
     engine = engine_with(base, max_running=1)
     running, waiting = submit(engine, REQUESTS[0], REQUESTS[1], deadline_s=60.0)
-    scheduler_of(engine).step()
+    while not running.session:
+        scheduler_of(engine).step()
     running.deadline = waiting.deadline = perf_counter() - 1
     scheduler_of(engine).step()
     assert isinstance(running.error, DeadlineExceeded)

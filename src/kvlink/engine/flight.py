@@ -9,6 +9,9 @@ from kvlink.core.entry import CacheEntry
 from kvlink.engine.usage import Source
 from kvlink.store.base import Lease
 
+HEADER_BYTES, HEADER_BYTES_PER_TOKEN = 8192, 16
+"""At most what an object holds besides keys and values, as a rule."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
@@ -22,6 +25,11 @@ class Wanted:
     name: str
     object_bytes: int
     entry_bytes: int
+
+    @classmethod
+    def of(cls, name: str, *, tokens: int, token_bytes: int) -> "Wanted":
+        """Return what is known beforehand of a segment of so many tokens."""
+        return cls(name, HEADER_BYTES + tokens * (token_bytes + HEADER_BYTES_PER_TOKEN), tokens * token_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -104,3 +104,22 @@ def num_shared(item: Item, at: int, other: Item, start: int) -> int:
     if mine == theirs:
         return length
     return next(index for index, (one, another) in enumerate(zip(mine, theirs, strict=True)) if one != another)
+
+
+def first_rows(items: Sequence[Item], rows: int) -> list[Item]:
+    """Return the items up to the first `rows` tokens that are computed with the request."""
+    found: list[Item] = []
+    for item in items:
+        if isinstance(item, Run):
+            item = Run(item.ids[:rows])  # noqa: PLW2901
+        if not isinstance(item, Entry):
+            if len(item) > rows:
+                break
+            rows -= len(item)
+        found.append(item)
+    return found
+
+
+def num_links_in(items: Sequence[Item], rows: int) -> int:
+    """Return how many of the first `rows` tokens are link tokens."""
+    return sum(len(item) for item in first_rows(items, rows) if isinstance(item, Links))

@@ -128,16 +128,22 @@ class Leases(Generic[_T]):
         """Say that a thing will not be made, unless it has been: who waits for it has to see to it. Leases go on."""
         with self._lock:  # so that nobody finds a thing of which nothing has come
             if leased.made.cancel():
-                leased.num_bytes = 0
-                if self._kept.get(leased.name) is leased:
-                    del self._kept[leased.name]
+                self._unmake(leased)
+
+    def fail(self, leased: Leased[_T], error: Exception) -> None:
+        """Say why a thing could not be made: all who wait for it learn it, and nobody finds it again."""
+        with self._lock:
+            self._unmake(leased)
+            leased.made.set_exception(error)
 
     def leave(self, leased: Leased[_T]) -> None:
-        """End one lease."""
+        """End one lease. What nobody waits for any more need not be made."""
         with self._lock:
             leased.count -= 1
             if not leased.count:
                 self._leaving.discard(leased)
+                if leased.made.cancel():
+                    self._unmake(leased)
 
     def drop(self, *names: str) -> bool:
         """Let nobody find these again; whether nothing of them is left, leased or being made."""
@@ -165,6 +171,11 @@ class Leases(Generic[_T]):
         """Whether a thing is there, or is being made."""
         with self._lock:
             return name in self._kept
+
+    def _unmake(self, leased: Leased[_T]) -> None:
+        leased.num_bytes = 0
+        if self._kept.get(leased.name) is leased:
+            del self._kept[leased.name]
 
     def _require(self, needed: int, others: int) -> None:
         """Refuse what does not fit beside what others hold. The lock is held."""

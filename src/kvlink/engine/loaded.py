@@ -39,3 +39,16 @@ class Search:
 
     reasons: dict[Ids, str] = field(default_factory=dict)
     refused: dict[Ids, StoreSource] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What is known of a segment before it is encoded.
+
+    Attributes:
+        kept: The entry of its beginning, stored bit for bit; None where there is none.
+        how: What is told of that.
+    """
+
+    kept: CacheEntry | None = None
+    how: str = ""

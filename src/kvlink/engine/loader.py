@@ -16,9 +16,10 @@ from time import perf_counter
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import StoreError
 from kvlink.core.fingerprint import Identity, fingerprint
+from kvlink.engine.batches import batches
 from kvlink.engine.encoding import Encoding
 from kvlink.engine.flight import Wanted
-from kvlink.engine.loaded import Ids, Loaded, LoadTimes, Search
+from kvlink.engine.loaded import Begun, Ids, Loaded, LoadTimes, Search
 from kvlink.engine.prefetch import Prefetch, Prefetcher
 from kvlink.engine.rates import Rates
 from kvlink.engine.uploading import Uploader
@@ -32,20 +33,11 @@ from kvlink.store.opening import host_bytes
 from kvlink.store.remote import RemoteStore
 from kvlink.store.tiered import TieredStore
 
-BATCH_TOKENS = 2048
-"""Tokens of one encoding batch, padding included: above it a batch gains nothing and costs memory."""
-
-MAX_PADDING = 0.1
-"""Share of a batch that may be padding."""
-
 CLAIM_S = 60.0
 """A claim ends by itself after so many seconds, should this machine die."""
 
 WAIT_S = 10.0
 """How long another machine that has claimed a segment is waited for."""
-
-HEADER_BYTES, HEADER_BYTES_PER_TOKEN = 8192, 16
-"""At most what an object holds besides keys and values, as a rule."""
 
 
 class Loader:
@@ -104,7 +96,7 @@ class Loader:
         self._secret = secret
         self._codec = codec
         self._accept = taken
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._monotonic = monotonic
         self._model = threading.Lock()
         self._encoding = Encoding()
@@ -147,10 +139,7 @@ class Loader:
         What was loaded is held for a `load` that needs it, until the handle is cancelled. Never waits.
         """
         size = self._runner.geometry.bytes_per_token(self._runner.dtype)
-        wanted = [
-            Wanted(self.name(ids), HEADER_BYTES + len(ids) * (size + HEADER_BYTES_PER_TOKEN), len(ids) * size)
-            for ids in dict.fromkeys(segments)
-        ]
+        wanted = [Wanted.of(self.name(ids), tokens=len(ids), token_bytes=size) for ids in dict.fromkeys(segments)]
         return self.ahead.prefetch(wanted, priority=priority)
 
     def locate(self, name: str) -> tuple[StoreSource, str, int] | None:
@@ -206,6 +195,18 @@ class Loader:
             times.encode_s += perf_counter() - start
             yield [found[ids] for ids in segments]
 
+    @contextmanager
+    def stored(self, segments: Sequence[Ids], times: LoadTimes) -> Generator[tuple[list[Loaded], Search]]:
+        """Hold the entries that need not be encoded under lease while the block lasts; say what is known of others."""
+        found: dict[Ids, Loaded] = {}
+        search = Search()
+        with ExitStack() as leases:
+            start = perf_counter()
+            for ids in dict.fromkeys(segments):
+                self._find(ids, found, search, leases)
+            times.load_s += perf_counter() - start
+            yield list(found.values()), search
+
     def encode(
         self, segments: Iterable[Ids], *, must_keep: bool = False, search: Search | None = None
     ) -> Generator[Loaded]:
@@ -227,16 +228,33 @@ class Loader:
             if must_keep and isinstance(self.store, TieredStore):
                 self.store.flush()
             for entry in entries:
-                name, ids = self.name(entry.token_ids), entry.token_ids
-                reason = search.reasons.get(ids, "not in the store")
-                codec, data, refusal = self._written(entry)
-                try:
-                    self._keep(name, codec, data, search.refused.get(ids))
-                except StoreError as error:
-                    if must_keep:
-                        raise
-                    reason = search.reasons.get(ids, f"not kept: {error}")
-                yield Loaded(name, entry, "encoded", None, reason + refusal)
+                yield self._kept(entry, search, must_keep=must_keep)
+
+    def begun(self, ids: Ids) -> Begun:
+        """Return what is known of a segment that is to be encoded; nothing here."""
+        return Begun()
+
+    def drafted(self, entry: CacheEntry, begun: Begun, search: Search) -> Loaded:
+        """Keep an entry that was encoded from what was begun."""
+        return self._kept(entry, search)
+
+    def claims(self, ids: Ids, search: Search, claims: ExitStack) -> bool:
+        """Whether this machine is to encode a segment: always, where no remote is shared or it has the object.
+
+        Args:
+            claims: What was claimed is let go with it.
+        """
+        if ids in search.refused or not isinstance(self.store, (RemoteStore, TieredStore)):
+            return True
+        claim = self.store.claim(self.name(ids), ttl_s=CLAIM_S)
+        if claim is not None:
+            claims.enter_context(claim)
+        return claim is not None
+
+    def arrives(self, name: str, *, at_most_s: float) -> bool:
+        """Wait for a segment that another machine has claimed; whether it is there. Ends early with the claim."""
+        assert isinstance(self.store, (RemoteStore, TieredStore)), "others have no claims"
+        return self.store.wait(name, self._accept, at_most_s=at_most_s)
 
     def _find(self, ids: Ids, found: dict[Ids, Loaded], search: Search, leases: ExitStack) -> None:
         """Look for a segment where it may be: loaded ahead, then in the store, unless encoding is faster."""
@@ -278,13 +296,13 @@ class Loader:
         """Encode segments, except those that another machine has claimed and finishes in time."""
         start = self._monotonic()
         with ExitStack() as claims:
-            theirs = [ids for ids in mine if not self._claims(ids, search, claims)]
+            theirs = [ids for ids in mine if not self.claims(ids, search, claims)]
             waiting = set(theirs)
             for loaded in self.encode((ids for ids in mine if ids not in waiting), search=search):
                 self._made(loaded, found)
         for ids in theirs:
-            left_s = max(0.0, self._wait_s - (self._monotonic() - start))
-            if self._await(self.name(ids), left_s):
+            left_s = max(0.0, self.wait_s - (self._monotonic() - start))
+            if self.arrives(self.name(ids), at_most_s=left_s):
                 self._find(ids, found, search, leases)
             if ids in found:
                 found[ids] = replace(found[ids], reason="another machine has just encoded it")
@@ -299,18 +317,18 @@ class Loader:
         found[loaded.entry.token_ids] = loaded
         self._encoding.made(loaded.name, loaded.entry)
 
-    def _claims(self, ids: Ids, search: Search, claims: ExitStack) -> bool:
-        """Whether this machine is to encode a segment: always, where no remote is shared or it has the object."""
-        if ids in search.refused or not isinstance(self.store, (RemoteStore, TieredStore)):
-            return True
-        claim = self.store.claim(self.name(ids), ttl_s=CLAIM_S)
-        if claim is not None:
-            claims.enter_context(claim)
-        return claim is not None
-
-    def _await(self, name: str, at_most_s: float) -> bool:
-        assert isinstance(self.store, (RemoteStore, TieredStore))
-        return self.store.wait(name, self._accept, at_most_s=at_most_s)
+    def _kept(self, entry: CacheEntry, search: Search, *, must_keep: bool = False) -> Loaded:
+        """Write an entry into the store, and say why it was encoded."""
+        name, ids = self.name(entry.token_ids), entry.token_ids
+        reason = search.reasons.get(ids, "not in the store")
+        codec, data, refusal = self._written(entry)
+        try:
+            self._keep(name, codec, data, search.refused.get(ids))
+        except StoreError as error:
+            if must_keep:
+                raise
+            reason = search.reasons.get(ids, f"not kept: {error}")
+        return Loaded(name, entry, "encoded", None, reason + refusal)
 
     def _keep(self, name: str, codec: str, data: memoryview, refused: StoreSource | None) -> None:
         """Put an object; one that a slow tier has already goes to faster ones alone."""
@@ -329,18 +347,3 @@ class Loader:
             except ValueError as error:
                 refusal = f"; written raw, since {self._codec} refuses it: {error}"
         return RAW, write(codec=RAW), refusal
-
-
-def batches(segments: Iterable[Ids], *, batch_tokens: int = BATCH_TOKENS) -> list[list[Ids]]:
-    """Group segments by length, so that a batch is full and holds little padding; longest first."""
-    groups: list[list[Ids]] = []
-    for ids in sorted(segments, key=len, reverse=True):
-        group = groups[-1] if groups else []
-        longest = len(group[0]) if group else 0
-        padded = longest * (len(group) + 1)
-        held = sum(map(len, group)) + len(ids)
-        if group and padded <= batch_tokens and held >= (1 - MAX_PADDING) * padded:
-            group.append(ids)
-        else:
-            groups.append([ids])
-    return groups

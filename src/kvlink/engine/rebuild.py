@@ -9,7 +9,8 @@ from typing import final
 
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import StoreError
-from kvlink.engine.loader import Ids, Loaded, Loader, Search
+from kvlink.engine.loaded import Begun, Ids, Loaded, Search
+from kvlink.engine.loader import Loader
 from kvlink.engine.rates import Rates
 from kvlink.models.cache import Prefix
 from kvlink.models.runner import Runner
@@ -77,17 +78,27 @@ class Rebuilder(Loader):
         self, segments: Iterable[Ids], *, must_keep: bool = False, search: Search | None = None
     ) -> Generator[Loaded]:
         """See `Loader.encode`. The reason of a segment of a changed document begins with `rebuilding`."""
-        whole: dict[Ids, str] = {}
+        whole: dict[Ids, Begun] = {}
         for ids in segments:
-            kept, why = self._beginning(ids)
-            if kept is None:
-                whole[ids] = why and f"{REBUILDING}: encoded whole, {why}"
+            begun = self.begun(ids)
+            if begun.kept is None:
+                whole[ids] = begun
                 continue
-            how = f"{REBUILDING}: {kept.num_tokens} of {len(ids)} tokens kept"
-            for loaded in self._after(kept).encode([ids], must_keep=must_keep, search=search):
-                yield self._tell(loaded, how, kept.num_tokens)
+            for loaded in self._after(begun.kept).encode([ids], must_keep=must_keep, search=search):
+                yield self._tell(loaded, begun)
         for loaded in super().encode(whole, must_keep=must_keep, search=search):
-            yield self._tell(loaded, whole[loaded.entry.token_ids], 0)
+            yield self._tell(loaded, whole[loaded.entry.token_ids])
+
+    def begun(self, ids: Ids) -> Begun:
+        """See `Loader.begun`: the longest beginning that an earlier version shares."""
+        kept, why = self._beginning(ids)
+        if kept is None:
+            return Begun(None, why and f"{REBUILDING}: encoded whole, {why}")
+        return Begun(kept, f"{REBUILDING}: {kept.num_tokens} of {len(ids)} tokens kept")
+
+    def drafted(self, entry: CacheEntry, begun: Begun, search: Search) -> Loaded:
+        """See `Loader.drafted`."""
+        return self._tell(super().drafted(entry, begun, search), begun)
 
     def _after(self, kept: CacheEntry) -> Loader:
         """Return a plain loader that keeps this beginning of the next segment. What it takes says nothing of others."""
@@ -95,8 +106,9 @@ class Rebuilder(Loader):
         vars(made).update(vars(self), _runner=_After(self._runner, kept), rates=Rates())
         return made
 
-    def _tell(self, loaded: Loaded, how: str, kept: int) -> Loaded:
+    def _tell(self, loaded: Loaded, begun: Begun) -> Loaded:
         """Say how a segment was encoded, and let nothing stay that is not used."""
+        how, kept = begun.how, begun.kept.num_tokens if begun.kept else 0
         if how:
             rest = loaded.reason.removeprefix(ABSENT)
             loaded = replace(loaded, reason=f"{how}; {rest}" if rest and rest == loaded.reason else how + rest)

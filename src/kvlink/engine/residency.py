@@ -1,6 +1,7 @@
 """The device tier: each segment decoded and rotated once, then read by every request that holds it.
 
     hold -> what is resident is leased, what is absent is loaded or encoded -> release
+    open -> the same, but what has to be encoded is left to whoever runs the model -> hold
 
 Within a hard budget, least recently used first. Knows no tensors: how a resident is made is the model's affair, where
 its numbers come from the loader's.
@@ -10,16 +11,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any, final
+from dataclasses import asdict
+from functools import partial
+from typing import final
 
 import torch
 
 from kvlink.core.errors import StoreError
+from kvlink.engine.hold import Absent, Held, Hold, Opening, from_another, from_device
 from kvlink.engine.leases import Leased, Leases, ResidencyStats
-from kvlink.engine.loaded import Ids, Loaded, LoadTimes
+from kvlink.engine.loaded import Ids, Loaded, LoadTimes, Search
 from kvlink.engine.loader import Loader
-from kvlink.engine.usage import Source
 from kvlink.models.resident import Resident
 from kvlink.store.codec import RAW, codec_named
 from kvlink.store.header import Geometry
@@ -34,47 +36,6 @@ def device_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory * 2 // 5
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """One segment's resident and where it came from.
-
-    Attributes:
-        source: `device` if it was resident already.
-        codec: Codec of the stored object that was read, or None where it was encoded now.
-        reason: Why it was encoded, or who else made it.
-    """
-
-    resident: Resident
-    name: str
-    source: Source
-    codec: str | None = None
-    reason: str = ""
-
-
-@final
-class Hold:
-    """Residents under lease until `release`: a context manager that gives them in the order of the request.
-
-    Attributes:
-        held: One per segment that was asked for; empty after the release.
-    """
-
-    def __init__(self, held: list[Held], ending: ExitStack) -> None:
-        self.held = held
-        self._ending = ending
-
-    def release(self) -> None:
-        """End the leases. A second time does nothing."""
-        self.held = []
-        self._ending.close()
-
-    def __enter__(self) -> list[Held]:
-        return self.held
-
-    def __exit__(self, *_: Any) -> None:
-        self.release()
 
 
 @final
@@ -128,6 +89,29 @@ class Residency:
             found = self._found(dict(zip(names, segments, strict=True)), ending, times)
             return Hold([found[name] for name in names], ending.pop_all())
 
+    def open(self, segments: Sequence[Ids], times: LoadTimes | None = None) -> Opening:
+        """Lease and load like `hold`, but encode nothing: what is absent from the store waits to be made.
+
+        Raises:
+            DeviceOverflow: They take more than the whole budget.
+            DeviceBusy: They take more than what running requests leave.
+        """
+        names = [self.loader.name(ids) for ids in segments]
+        wanted = dict(zip(names, segments, strict=True))
+        with ExitStack() as ending:
+            entered = self._leases.enter({name: self._size(name, ids) for name, ids in wanted.items()})
+            for leased in (*entered.there.values(), *entered.others.values(), *entered.new.values()):
+                ending.callback(self._leases.leave, leased)
+            absent: list[Absent] = []
+            for portion in _portions(wanted[name] for name in entered.new):
+                with self.loader.stored(portion, times or LoadTimes()) as (loaded, search):
+                    self._take(loaded, entered.new)
+                self._free_host(one.name for one in loaded)
+                there = {one.name for one in loaded}
+                missing = [name for name in map(self.loader.name, portion) if name not in there]
+                absent += [self._absent(wanted[name], entered.new[name], search) for name in missing]
+            return Opening(names, entered, absent, ending.pop_all())
+
     def __contains__(self, name: str) -> bool:
         """Whether a name is resident, or being made so."""
         return name in self._leases
@@ -153,16 +137,12 @@ class Residency:
             for leased in (*entered.there.values(), *entered.others.values(), *entered.new.values()):
                 ending.callback(self._leases.leave, leased)
                 beside.append(leased)
-            for name, leased in entered.there.items():
-                held = leased.made.result()
-                found[name] = replace(held, source="device", codec=held.codec or RAW, reason="")
+            found |= {name: from_device(leased.made.result()) for name, leased in entered.there.items()}
             self._make(entered.new, missing, times)
             found |= {name: leased.made.result() for name, leased in entered.new.items()}
             for name, leased in entered.others.items():  # only now: it holds up nothing of one's own
                 with suppress(CancelledError):
-                    held = leased.made.result()
-                    how = "encoded" if held.source == "encoded" else "loaded"
-                    found[name] = replace(held, reason=f"{how} by another request")
+                    found[name] = from_another(leased.made.result())
         return found
 
     def _make(self, new: dict[str, Leased[Held]], ids: dict[str, Ids], times: LoadTimes | None) -> None:
@@ -176,13 +156,25 @@ class Residency:
 
     def _load(self, segments: list[Ids], new: dict[str, Leased[Held]], times: LoadTimes | None) -> None:
         with self.loader.load(segments, times) as loaded:
-            for one in loaded:
-                leased = new[one.name]
-                self._leases.resize(leased, one.entry.keys.nbytes + one.entry.values.nbytes)
-                leased.made.set_result(self._made(one))
-                if not self._uses(one.name):
-                    self._leases.drop(one.name)
+            self._take(loaded, new)
         self._free_host(one.name for one in loaded)
+
+    def _take(self, loaded: Sequence[Loaded], new: dict[str, Leased[Held]]) -> None:
+        for one in loaded:
+            self._give(new[one.name], one)
+
+    def _give(self, leased: Leased[Held], loaded: Loaded) -> None:
+        """Give what was made to all who wait for it."""
+        self._leases.resize(leased, loaded.entry.keys.nbytes + loaded.entry.values.nbytes)
+        leased.made.set_result(self._made(loaded))
+        if not self._uses(loaded.name):
+            self._leases.drop(loaded.name)
+
+    def _absent(self, ids: Ids, leased: Leased[Held], search: Search) -> Absent:
+        """Return what is to be encoded; room is kept for the whole of it, whatever object was thought to be there."""
+        self._leases.resize(leased, len(ids) * self._token_bytes)
+        give, fail = partial(self._give, leased), partial(self._leases.fail, leased)
+        return Absent(ids, leased, search, self.loader, give, fail)
 
     def _made(self, loaded: Loaded) -> Held:
         """Return what an entry becomes. Values that lie in an object are copied: they would keep its keys in memory."""
@@ -196,6 +188,10 @@ class Residency:
             for name in names:
                 self.loader.store.free_host(name)
 
+    @property
+    def _token_bytes(self) -> int:
+        return self.loader.runner.geometry.bytes_per_token(self.loader.runner.dtype)
+
     def _size(self, name: str, ids: Ids) -> int:
         """Return what a segment's resident takes, by the object that would be read; as a whole one if it is there."""
         shape, dtype = self.loader.runner.geometry, self.loader.runner.dtype
@@ -205,7 +201,7 @@ class Residency:
                 located = self.loader.locate(name)
                 codec = located[1] if located else None
         if codec is None or not codec_named(codec).prunes:
-            return len(ids) * shape.bytes_per_token(dtype)
+            return len(ids) * self._token_bytes
         plans = codec_named(codec).plan(Geometry(**asdict(shape), tokens=len(ids)), dtype)
         return plans["keys"].num_bytes + plans["values"].num_bytes
 

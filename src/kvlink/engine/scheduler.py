@@ -1,6 +1,6 @@
 """One forward for many requests: who begins, whose rows go through next, and what becomes of the tokens.
 
-    step: admit -> advance (decodes first, then prompts in chunks) -> sample -> hand over
+    step: admit -> begin -> advance (decodes first, then prompts and documents in chunks) -> sample -> hand over
 
 First come, first served, with two exceptions that are bounded: a request whose documents are resident may overtake a
 few times, and one that waits for memory in vain takes it back from the youngest. One thread at a time runs steps; any
@@ -9,69 +9,20 @@ thread may submit and cancel.
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from time import perf_counter
 
 import torch
 
 from kvlink.core.errors import Cancelled, DeadlineExceeded, DeviceBusy, KVLinkError, ModelError, QueueFull
+from kvlink.engine.drafts import Drafts, Work
+from kvlink.engine.limits import Limits, SchedulerStats
 from kvlink.engine.loaded import LoadTimes
 from kvlink.engine.sampling import sample
 from kvlink.engine.session import Sessions
 from kvlink.engine.sources import usage_of
 from kvlink.engine.task import Task
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much goes on at once.
-
-    Attributes:
-        max_running: Requests whose rows go through one forward.
-        max_queue: Requests that wait; one more is refused.
-        own_bytes: What the own rows of running requests may take together.
-        step_rows: Rows of one forward while nobody decodes.
-        prefill_rows: Rows of prompts in a forward that decodes, too: what keeps running answers at their pace.
-        most_overtaken: Times that a waiting request may be overtaken by one whose documents are resident.
-        look_ahead: Waiting requests among which such a one is looked for.
-        patience: Steps that the first request waits for memory before the youngest one gives its own back.
-    """
-
-    max_running: int = 64
-    max_queue: int = 1024
-    own_bytes: int = 1 << 30
-    step_rows: int = 512
-    prefill_rows: int = 64
-    most_overtaken: int = 8
-    look_ahead: int = 16
-    patience: int = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
-    """What goes on, and what happened since the beginning.
-
-    Attributes:
-        waiting, running: Requests.
-        own_bytes: Own rows of running requests.
-        steps, rows: Forwards, and rows in them.
-        submitted, finished, failed, cancelled, preempted: Requests.
-        model_s, other_s: Seconds of steps in forwards (loads and encodes included), and in all else.
-    """
-
-    waiting: int
-    running: int
-    own_bytes: int
-    steps: int
-    rows: int
-    submitted: int
-    finished: int
-    failed: int
-    cancelled: int
-    preempted: int
-    model_s: float
-    other_s: float
 
 
 class Scheduler:
@@ -81,13 +32,14 @@ class Scheduler:
         lock: Held by whoever runs a step.
     """
 
-    def __init__(self, sessions: Sessions, *, limits: Limits = Limits()) -> None:
+    def __init__(self, sessions: Sessions, *, limits: Limits = Limits()) -> None:  # noqa: B008 (frozen)
         self.lock = sessions.lock
         self.limits = limits
         self._sessions = sessions
         self._waiting: deque[Task] = deque()
         self._inbox: deque[Task] = deque()
         self._running: list[Task] = []
+        self._drafts = Drafts()
         self._door = Lock()
         self._closed = False
         self._counts: Counter[str] = Counter(
@@ -124,6 +76,7 @@ class Scheduler:
         return SchedulerStats(
             waiting=len(self._waiting) + len(self._inbox),
             running=len(self._running),
+            encoding=len(self._drafts),
             own_bytes=self._own_bytes(),
             model_s=self._model_s,
             other_s=self._other_s,
@@ -138,12 +91,14 @@ class Scheduler:
         self._take_in()
         self._give_up()
         self._admit()
-        work = self._work()
-        if work:
-            ready = self._advance(work)
-            self._hand_over(ready)
+        self._begin_ready()
+        work, drafts = self._work()
+        if work or drafts:
+            self._hand_over(self._advance(work, drafts))
+        elif self._running:
+            self._drafts.wait([job.opening for job in self._running if job.opening])
         self._other_s += perf_counter() - start - (self._model_s - model_s)
-        return bool(work)
+        return bool(work or drafts or self._running)
 
     def close(self) -> None:
         """Give up everything; nothing can be submitted from now on. The caller holds the lock."""
@@ -154,6 +109,7 @@ class Scheduler:
             self._end(job, Cancelled("the engine was closed"), "cancelled")
         self._waiting.clear()
         self._running.clear()
+        self._drafts.sweep()
 
     def _take_in(self) -> None:
         with self._door:
@@ -167,7 +123,9 @@ class Scheduler:
             if job.is_cancelled:
                 self._end(job, Cancelled("the request was cancelled by its caller"), "cancelled")
             elif job.deadline is not None and now > job.deadline:
-                said = f"{len(job.ids)} tokens of its answer were there" if job.session else "it was still waiting"
+                said = "its documents were being encoded" if job.opening else "it was still waiting"
+                if job.session:
+                    said = f"{len(job.ids)} tokens of its answer were there"
                 late = f"the request was not answered within {job.deadline - job.start:.1f} s: {said}"
                 self._end(job, DeadlineExceeded(late), "failed")
         self._drop_ended()
@@ -181,7 +139,7 @@ class Scheduler:
                 self._wait_for_memory()
                 return
             try:
-                self._begin(job)
+                self._open(job)
             except DeviceBusy:
                 self._wait_for_memory()
                 return
@@ -213,27 +171,62 @@ class Scheduler:
         younger = [job for job in self._running if job.number > first.number]
         if first.blocked >= self.limits.patience and younger:
             youngest = max(younger, key=lambda job: job.number)
-            assert youngest.session is not None, "it runs"
-            youngest.shared.end(youngest.session)
-            youngest.request, youngest.order = youngest.session.request, "given"  # what was said stands behind it
-            youngest.session = None
-            self._running.remove(youngest)
-            at = next((i for i, job in enumerate(self._waiting) if job.number > youngest.number), len(self._waiting))
-            self._waiting.insert(at, youngest)
+            if youngest.session is not None:  # what was said stands behind documents in this order
+                youngest.request, youngest.order = youngest.session.request, "given"
+            self._put_back(youngest)
             self._counts["preempted"] += 1
 
-    def _begin(self, job: Task) -> None:
-        """Hold a request's documents and find its beginning; of one that was pre-empted, its answer so far, too."""
+    def _put_back(self, job: Task) -> None:
+        """Let a running job wait anew, in its place."""
+        job.let_go()
+        self._running.remove(job)
+        at = next((i for i, other in enumerate(self._waiting) if other.number > job.number), len(self._waiting))
+        self._waiting.insert(at, job)
+
+    def _open(self, job: Task) -> None:
+        """Hold what is there of a request's documents, and have the others encoded."""
         spent, start = LoadTimes(), perf_counter()
+        job.opening = job.shared.open(job.request, reuse=job.reuse, times=spent)
+        self._drafts.add(job.opening)
+        job.opened, job.blocked = perf_counter(), 0
+        self._model_s += job.opened - start
+        if job.usage is None:
+            rotate_s = job.opened - start - spent.load_s
+            job.times = replace(job.times, load_s=spent.load_s, rotate_s=rotate_s)
+
+    def _begin_ready(self) -> None:
+        """Begin requests whose documents are all there."""
+        for job in [job for job in self._running if job.opening]:
+            assert job.opening is not None, "it was opened"
+            if job.opening.error is not None:
+                self._end(job, _as_ours(job.opening.error), "failed")
+            elif job.opening.is_lost:
+                self._put_back(job)
+            elif not job.opening.missing:
+                try:
+                    self._begin(job)
+                except Exception as error:
+                    self._end(job, _as_ours(error), "failed")
+        self._drop_ended()
+
+    def _begin(self, job: Task) -> None:
+        """Find a request's beginning; of one that was pre-empted, its answer so far, too."""
+        start, opening = perf_counter(), job.opening
         session = job.shared.begin(
-            job.request, room=job.room + len(job.ids), order=job.order, reuse=job.reuse, times=spent, said=job.ids
+            job.request,
+            room=job.room + len(job.ids),
+            order=job.order,
+            reuse=job.reuse,
+            said=job.ids,
+            opening=opening,
         )
+        job.session, job.opening = session, None
         self._model_s += perf_counter() - start
-        job.session, job.blocked = session, 0
         if job.usage is None:
             job.usage = usage_of(job.request, session, labels=job.labels, reuse=job.reuse)
-            begun_s = perf_counter() - start - spent.load_s - spent.encode_s
-            job.times = replace(job.times, load_s=spent.load_s, encode_s=spent.encode_s, rotate_s=begun_s)
+            encode_s = start - job.opened if opening and opening.waits else 0.0
+            rotate_s = job.times.rotate_s + perf_counter() - start
+            job.times = replace(job.times, encode_s=encode_s, rotate_s=rotate_s)
 
     def _needed(self, job: Task) -> int:
         """Return the bytes of a request's own rows."""
@@ -245,38 +238,48 @@ class Scheduler:
         return rows * runner.geometry.bytes_per_token(runner.dtype)
 
     def _own_bytes(self) -> int:
-        return sum(job.session.own.num_bytes for job in self._running if job.session)
+        return sum(job.session.own.num_bytes if job.session else self._needed(job) for job in self._running)
 
-    def _work(self) -> list[tuple[Task, int]]:
-        """Choose the rows of the next forward: a token of each answer, then prompts in order of arrival."""
-        decoding = [job for job in self._running if job.session and job.session.ids and len(job.session.left) == 1]
-        work = [(job, 1) for job in decoding]
-        left = self.limits.prefill_rows if decoding else self.limits.step_rows
-        beginning = {id(job) for job in decoding}
-        for job in sorted(self._running, key=lambda job: job.number):
-            if id(job) in beginning or job.session is None or left <= 0:
-                continue
-            number = min(left, len(job.session.left))
-            work.append((job, number))
-            left -= number
-        return work
+    def _work(self) -> tuple[list[tuple[Task, int]], Work]:
+        """Choose the rows of the next forward: a token of each answer, then prompts and documents, oldest first.
 
-    def _advance(self, work: Sequence[tuple[Task, int]]) -> list[Task]:
-        """Run a forward; return the jobs that have a next token to choose. One that breaks it fails alone."""
-        start = perf_counter()
+        Where both wait, prompts and documents get half of the rows each.
+        """
+        running = sorted(self._running, key=lambda job: job.number)
+        work = [(job, 1) for job in running if job.is_decoding]
+        left = self.limits.prefill_rows if work else self.limits.step_rows
+        prompts = [(job, len(job.session.left)) for job in running if job.session and not job.is_decoding]
+        half = (left + self._counts["steps"] % 2) // 2  # of one row in turns
+        for_prompts = min(left - half, sum(count for _, count in prompts))
+        drafts = self._drafts.next([job.opening for job in running if job.opening], left - for_prompts)
+        left -= sum(count for _, count in drafts)
+        for job, count in prompts:
+            if left > 0:
+                work.append((job, min(left, count)))
+                left -= min(left, count)
+        return work, drafts
+
+    def _advance(self, work: Sequence[tuple[Task, int]], drafts: Work) -> list[Task]:
+        """Run a forward; return the jobs that have a next token to choose. What breaks it fails alone."""
+        start, rows = perf_counter(), sum(count for _, count in (*work, *drafts))
         pairs = [(job.session, number) for job, number in work if job.session]
         try:
-            self._sessions.advance(pairs)
+            self._sessions.advance(pairs, [(making.draft, number) for making, number in drafts if making.draft])
         except Exception as error:
-            if len(work) == 1:
-                self._end(work[0][0], _as_ours(error), "failed")
-                self._drop_ended()
-                return []
-            return [job for one in work for job in self._advance([one])]
+            if len(work) + len(drafts) > 1:
+                ready = [job for one in work for job in self._advance([one], [])]
+                return ready + [job for one in drafts for job in self._advance([], [one])]
+            for job, _ in work:
+                self._end(job, _as_ours(error), "failed")
+            for making, _ in drafts:
+                self._drafts.fail(making, error)
+            self._drop_ended()
+            return []
+        else:
+            self._drafts.advanced(drafts, perf_counter() - start, rows)
+            self._counts.update(steps=1, rows=rows)
         finally:
             self._model_s += perf_counter() - start
-        self._counts["steps"] += 1
-        self._counts["rows"] += sum(number for _, number in work)
         return [job for job, _ in work if job.session and not len(job.session.left)]
 
     def _hand_over(self, ready: Sequence[Task]) -> None:
@@ -303,9 +306,7 @@ class Scheduler:
 
     def _end(self, job: Task, error: KVLinkError, count: str) -> None:
         """End a job without an answer."""
-        if job.session is not None:
-            job.shared.end(job.session)
-            job.session = None
+        job.let_go()
         job.fail(error)
         self._counts[count] += 1
 
@@ -324,7 +325,7 @@ def _share(job: Task) -> float:
     return sum(count for name, count in names.items() if name in residency) / tokens if tokens else 0.0
 
 
-def _as_ours(error: Exception) -> KVLinkError:
+def _as_ours(error: BaseException) -> KVLinkError:
     """Return an error that a caller can be told."""
     if isinstance(error, KVLinkError):
         return error

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from kvlink.core.layout import Kind, Prompt
 from kvlink.engine.beginnings import Beginnings
-from kvlink.engine.items import Entry, Item, Links, Run, merged
+from kvlink.engine.hold import Held, Hold, Opening
+from kvlink.engine.items import Entry, Item, Links, Run, first_rows, merged, num_links_in
 from kvlink.engine.loaded import LoadTimes
 from kvlink.engine.request import Order, Request
-from kvlink.engine.residency import Held, Hold, Residency
+from kvlink.engine.residency import Residency
 from kvlink.models.adapter import Adapter
+from kvlink.models.draft import Draft
 from kvlink.models.links import LinkTokens, embed
 from kvlink.models.runner import Runner
 from kvlink.models.shared import OwnRows, Readable, forward
@@ -95,6 +97,7 @@ class Sessions:
     ) -> None:
         self.lock = Lock()
         self._running: set[Session] = set()
+        self._openings: set[Opening] = set()
         self.runner, self.residency, self.beginnings = runner, residency, beginnings
         self._links, self._adapter = links, adapter
         self.root, self._bundle = root, bundle
@@ -110,6 +113,24 @@ class Sessions:
         """K, the link tokens behind each segment."""
         return self._links.num_links if self._links else 0
 
+    def open(self, request: Request, *, reuse: bool = True, times: LoadTimes | None = None) -> Opening:
+        """Hold what is there of a request's documents, or reserve room for it: what `begin` needs.
+
+        Args:
+            reuse, times: As in `begin`.
+
+        Raises:
+            DeviceOverflow, DeviceBusy: As in `begin`.
+        """
+        opening = self.residency.open(_asked(request, reuse=reuse).prompt.segments, times)
+        self._openings.add(opening)
+        return opening
+
+    def close(self, opening: Opening) -> None:
+        """Let go of documents of a request that is not begun."""
+        self._openings.discard(opening)
+        opening.release()
+
     def begin(
         self,
         request: Request,
@@ -120,6 +141,7 @@ class Sessions:
         last: bool = True,
         times: LoadTimes | None = None,
         said: Sequence[int] = (),
+        opening: Opening | None = None,
     ) -> Session:
         """Hold a request's documents and find its known beginning.
 
@@ -130,14 +152,14 @@ class Sessions:
             last: False leaves the prompt's last token out.
             times: Is told how long loads and encodes took.
             said: Tokens of the answer that were there when the session was given up.
+            opening: Of the same request, with nothing missing; without one, what is absent is encoded now.
 
         Raises:
             DeviceOverflow: The documents take more than the whole budget.
             DeviceBusy: They take more than what running sessions leave.
         """
-        if not reuse:
-            request = replace(request, prompt=_plain(request.prompt))
-        hold = self.residency.hold(request.prompt.segments, times)
+        request = _asked(request, reuse=reuse)
+        hold = self.residency.hold(request.prompt.segments, times) if opening is None else opening.hold()
         try:
             if order == "reuse":
                 request, hold.held = self._reordered(request, hold.held)
@@ -147,15 +169,18 @@ class Sessions:
         except BaseException:
             hold.release()
             raise
-        session.hold, session.keep = hold, reuse
+        session.hold, session.keep = hold, reuse and (opening is None or opening.keep)
         self._running.add(session)
+        if opening is not None:
+            self._openings.discard(opening)
         return session
 
-    def advance(self, work: Sequence[tuple[Session, int]]) -> None:
+    def advance(self, work: Sequence[tuple[Session, int]], drafts: Sequence[tuple[Draft, int]] = ()) -> None:
         """Compute the next rows of some sessions in one forward; those with none left get their logits.
 
         Args:
             work: Sessions and how many of their rows to compute.
+            drafts: Segments to be encoded, and how many of their rows.
         """
         runs: list[Rows] = []
         embeds: list[Tensor] = []
@@ -169,7 +194,11 @@ class Sessions:
             if number == len(session.left):
                 keep.append(count - 1)
                 ready.append(session)
-        lengths = [session.own.length for session, _ in work]
+        for draft, number in drafts:
+            run, rows = draft.rows(number)
+            runs.append(run)
+            embeds.append(rows)
+        lengths = [run.own.length for run in runs]
         try:
             logits = forward(
                 self.runner,
@@ -177,11 +206,11 @@ class Sessions:
                 torch.cat(embeds),
                 keep=torch.tensor(keep, device=self.runner.device, dtype=torch.long),
                 adapter=self._adapter,
-                factor=self._factor([session for session, _ in work], runs),
+                factor=self._factor([*(session.behind for session, _ in work), *(None for _ in drafts)], runs),
             )
         except BaseException:
-            for (session, _), length in zip(work, lengths, strict=True):
-                session.own.length = length  # as if it had not been tried
+            for run, length in zip(runs, lengths, strict=True):
+                run.own.length = length  # as if it had not been tried
             raise
         for session, number in work:
             session.left, session.embeds = session.left[number:], session.embeds[number:]
@@ -201,7 +230,7 @@ class Sessions:
                 rows = slice(0, session.own.length)
                 self.beginnings.insert(
                     self.root,
-                    _first(items, session.own.length),
+                    first_rows(items, session.own.length),
                     session.own.keys[:, :, rows],
                     session.own.values[:, :, rows],
                 )
@@ -219,6 +248,8 @@ class Sessions:
         for session in self._running.copy():
             if gone.intersection(one.name for one in session.held):
                 session.keep = False
+        for opening in self._openings.copy():
+            opening.keep = opening.keep and gone.isdisjoint(opening.names)
         self.beginnings.drop_entries(gone)
         return self.residency.drop(*names)
 
@@ -253,7 +284,7 @@ class Sessions:
             found.copy_into(own.keys, own.values)
         own.positions[:known] = session.left[:known]
         own.length = session.known_rows = known
-        session.known_links = _num_links(session.items, known)
+        session.known_links = num_links_in(session.items, known)
         session.left, session.embeds = session.left[known:], session.embeds[known:]
 
     def _items(self, prompt: Prompt, held: Sequence[Held]) -> list[Item]:
@@ -292,13 +323,13 @@ class Sessions:
         level = 0 if one is part[-1] else 1
         return [_entry(one), *([Links(self._bundle, level, self.num_links)] if self.num_links else [])]
 
-    def _factor(self, sessions: Sequence[Session], runs: Sequence[Rows]) -> Tensor | None:
-        """Return which rows the adapter acts on: those behind the first document."""
+    def _factor(self, behind: Sequence[int | None], runs: Sequence[Rows]) -> Tensor | None:
+        """Return which rows the adapter acts on: those behind the first document of a request."""
         if self._adapter is None:
             return None
         acts = [
-            torch.zeros(len(run.positions)) if session.behind is None else (run.positions >= session.behind).float()
-            for session, run in zip(sessions, runs, strict=True)
+            torch.zeros(len(run.positions)) if first is None else (run.positions >= first).float()
+            for first, run in zip(behind, runs, strict=True)
         ]
         return torch.cat(acts).to(self.runner.device, self.runner.dtype)
 
@@ -307,23 +338,9 @@ def _entry(held: Held) -> Entry:
     return Entry(held.name, held.codec or RAW, held.resident.num_tokens)
 
 
-def _first(items: Sequence[Item], rows: int) -> list[Item]:
-    """Return the items up to the first `rows` tokens that are computed with the request."""
-    found: list[Item] = []
-    for item in items:
-        if isinstance(item, Run):
-            item = Run(item.ids[:rows])  # noqa: PLW2901
-        if not isinstance(item, Entry):
-            if len(item) > rows:
-                break
-            rows -= len(item)
-        found.append(item)
-    return found
-
-
-def _num_links(items: Sequence[Item], rows: int) -> int:
-    """Return how many of the first `rows` tokens are link tokens."""
-    return sum(len(item) for item in _first(items, rows) if isinstance(item, Links))
+def _asked(request: Request, *, reuse: bool) -> Request:
+    """Return what is computed of a request."""
+    return request if reuse else replace(request, prompt=_plain(request.prompt))
 
 
 def _plain(prompt: Prompt) -> Prompt:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from kvlink.core.errors import KVLinkError
 from kvlink.engine.detokeniser import Detokeniser
+from kvlink.engine.hold import Opening
 from kvlink.engine.job import Job, Piece
 from kvlink.engine.request import Order, Request
 from kvlink.engine.sampling import Sampled, Sampler
@@ -31,6 +32,8 @@ class Task(Job):
         start: When the request arrived.
         times: What was spent so far.
         number: Its place in the order of arrival.
+        opening: While its documents are got.
+        opened: When they were asked for.
         session: While it runs.
         ids: Tokens of the answer.
         usage: Of the prompt, once it was begun.
@@ -51,6 +54,8 @@ class Task(Job):
     start: float = field(default_factory=perf_counter)
     times: Timings = field(default_factory=Timings)
     number: int = 0
+    opening: Opening | None = None
+    opened: float = 0.0
     session: Session | None = None
     ids: list[int] = field(default_factory=list)
     usage: Usage | None = None
@@ -71,9 +76,22 @@ class Task(Job):
         return {loader.name(ids): len(ids) for ids in self.request.prompt.segments}
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether its next row is a token of the answer."""
+        return self.session is not None and bool(self.session.ids) and len(self.session.left) == 1
+
+    @property
     def room(self) -> int:
         """Rows for what is still to come of the answer."""
         return self.sampler.params.max_new_tokens - len(self.ids)
+
+    def let_go(self) -> None:
+        """End its session, or what was held for one. A second time does nothing."""
+        if self.opening is not None:
+            self.shared.close(self.opening)
+        if self.session is not None:
+            self.shared.end(self.session)
+        self.opening = self.session = None
 
     def take(self, sampled: Sampled) -> FinishReason | None:
         """Add a token to the answer; return why the answer ends with it, or None."""

@@ -9,7 +9,7 @@ from kvlink.core.document import Document
 from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import InputError
 from kvlink.core.layout import Prompt
-from kvlink.engine.loader import batches
+from kvlink.engine.batches import batches
 from kvlink.models.assembler import Assembler
 from kvlink.models.cache import Prefix, SlotCache
 from kvlink.models.prompt import Prompter

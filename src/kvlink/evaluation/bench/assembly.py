@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from kvlink.core.layout import Kind, Prompt
+from kvlink.engine.batches import batches
 from kvlink.engine.engine import Engine
-from kvlink.engine.loader import Loader, batches
+from kvlink.engine.loader import Loader
 from kvlink.evaluation.bench.texts import document_of
 from kvlink.evaluation.timing import alternate
 from kvlink.models.cache import SlotCache
