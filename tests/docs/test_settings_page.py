@@ -11,9 +11,10 @@ from pages import DOCS, ROOT
 
 import kvlink
 from kvlink.cli import documents, options
+from kvlink.cli.serve import serve
 from kvlink.demo import corpus, questions
 from kvlink.engine import batches, build, prefiller, residency, sampling
-from kvlink.engine.scheduler import Limits
+from kvlink.engine.limits import Limits
 from kvlink.store import disk, recompressing, room
 
 PAGE = DOCS / "reference" / "settings.md"
@@ -43,6 +44,8 @@ def test_defaults_of_the_engine_are_those_of_the_code() -> None:
         "secret",
         "store_key",
         "recompress",
+        "device_bytes",
+        "limits",
     ):
         assert f"| `{default(kvlink.Engine.from_pretrained, name)!r}` |".replace("'", '"') in row(name)
 
@@ -58,6 +61,13 @@ def test_defaults_of_a_request_are_those_of_the_code() -> None:
 def test_limits_of_the_scheduler_are_those_of_the_code() -> None:
     for field in fields(Limits):
         assert f"| `{field.default}` |" in row(field.name)
+
+
+def test_limits_of_the_server_are_those_of_the_code() -> None:
+    limits = Limits()
+    for name in ("max_running", "max_queue", "prefill_rows"):
+        assert default(serve, name) == getattr(limits, name)
+    assert default(serve, "request_memory") == limits.own_bytes / 2**30
 
 
 def test_the_budget_of_the_device_is_that_of_the_code() -> None:
@@ -92,6 +102,16 @@ def test_every_environment_variable_of_the_command_line_is_on_the_page() -> None
         "KVLINK_STORE_KEY_FILE",
         "KVLINK_RECOMPRESS",
         "XDG_CACHE_HOME",
+        *(
+            option.__metadata__[0].envvar
+            for option in (
+                options.MaxRunning,
+                options.MaxQueue,
+                options.PrefillRows,
+                options.RequestMemory,
+                options.DeviceMemory,
+            )
+        ),
         "HF_HUB_OFFLINE",
         "OMP_NUM_THREADS",
     ):

@@ -347,6 +347,19 @@ def test_a_deadline_ends_a_request_and_says_how_far_it_was(base: Engine) -> None
         engine.generate(TEXTS, QUESTION, deadline_s=-1.0)
 
 
+def test_an_engine_is_loaded_with_limits() -> None:
+    limits = Limits(max_queue=1, prefill_rows=8)
+    with loaded(links=None, limits=limits, device_bytes=80_000) as engine:
+        submit(engine, REQUESTS[0])
+        with pytest.raises(QueueFull):
+            submit(engine, REQUESTS[1])
+        assert scheduler_of(engine).limits == limits
+        assert engine.sessions is not None
+        assert engine.sessions.residency.stats().budget_bytes == 70_000
+    with pytest.raises(InputError, match="step_rows is 0"):
+        Limits(step_rows=0)
+
+
 def test_a_full_queue_refuses_and_goes_on(base: Engine) -> None:
     engine = engine_with(base, max_queue=2)
     jobs = submit(engine, *REQUESTS[:2])

@@ -50,6 +50,42 @@ ForeignLinks = Annotated[
     bool,
     typer.Option("--foreign-links", help="Take links of other weights of the same shape (another quantisation)."),
 ]
+MaxRunning = Annotated[
+    int,
+    typer.Option("--max-running", envvar="KVLINK_MAX_RUNNING", min=1, help="Requests that go through one forward."),
+]
+MaxQueue = Annotated[
+    int,
+    typer.Option("--max-queue", envvar="KVLINK_MAX_QUEUE", min=0, help="Requests that wait; one more is refused."),
+]
+PrefillRows = Annotated[
+    int,
+    typer.Option(
+        "--prefill-rows",
+        envvar="KVLINK_PREFILL_ROWS",
+        min=1,
+        help="Tokens of prompts and new documents beside each token of running answers: fewer keep those faster.",
+    ),
+]
+RequestMemory = Annotated[
+    float,
+    typer.Option(
+        "--request-memory",
+        envvar="KVLINK_REQUEST_MEMORY",
+        min=0.001,
+        help="GiB that running requests may take, documents not counted.",
+    ),
+]
+DeviceMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--device-memory",
+        envvar="KVLINK_DEVICE_MEMORY",
+        min=0.001,
+        help="GiB that documents and known beginnings may take on the device.",
+        show_default="40 % of a GPU's, 25 % of a CPU's memory",
+    ),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", help="Write the result as JSON to this file; `-` is standard output.", show_default=False),

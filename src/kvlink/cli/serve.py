@@ -53,6 +53,11 @@ def serve(
     budget: options.Budget = options.GIGABYTES,
     links: options.Links = "auto",
     foreign_links: options.ForeignLinks = False,
+    max_running: options.MaxRunning = 64,
+    max_queue: options.MaxQueue = 1024,
+    prefill_rows: options.PrefillRows = 64,
+    request_memory: options.RequestMemory = 1.0,
+    device_memory: options.DeviceMemory = None,
 ) -> None:
     """Serve OpenAI's API, with documents: chat, completions, documents under ids, health and metrics.
 
@@ -62,6 +67,7 @@ def serve(
     """
     from kvlink.core.errors import InputError
     from kvlink.engine.library import Library
+    from kvlink.engine.limits import Limits
     from kvlink.engine.schema import ENTRIES, claim
 
     try:
@@ -72,7 +78,19 @@ def serve(
         raise InputError(f"serving needs {error.name}: pip install 'kvlink[server]'") from error
     keys = Keys(api_key or ())
     check_address(host, keys, insecure=insecure)  # before a model is loaded
-    wanted: dict[str, Any] = {"remote": remote, "links": links, "foreign_links": foreign_links}
+    limits = Limits(
+        max_running=max_running,
+        max_queue=max_queue,
+        prefill_rows=prefill_rows,
+        own_bytes=int(request_memory * (1 << 30)),
+    )
+    wanted: dict[str, Any] = {
+        "remote": remote,
+        "links": links,
+        "foreign_links": foreign_links,
+        "limits": limits,
+        "device_bytes": None if device_memory is None else int(device_memory * (1 << 30)),
+    }
     with ExitStack() as opening:
         if library is not None:
             claim(library)  # a foreign folder is refused before a store is made in it

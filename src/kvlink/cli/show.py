@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import (
@@ -75,8 +75,13 @@ def open_engine(
     links: str | None = "auto",
     foreign_links: bool = False,
     recompress: bool = True,
+    **options: Any,
 ) -> "Engine":
-    """Load a model and open the store, showing that it goes on; KVLINK_RECOMPRESS=0 keeps it from recompressing."""
+    """Load a model and open the store, showing that it goes on; KVLINK_RECOMPRESS=0 keeps it from recompressing.
+
+    Args:
+        options: Further ones of `Engine.from_pretrained`.
+    """
     with waiting(f"loading {model}, checking that its keys can be moved"):
         from kvlink.engine.engine import Engine
 
@@ -91,6 +96,7 @@ def open_engine(
                 links=None if links == "none" else links,
                 foreign_links=foreign_links,
                 recompress=recompress and recompresses(),
+                **options,
             )
     for warning in caught:
         err.print(f"[yellow]warning[/] {warning.message}", highlight=False)

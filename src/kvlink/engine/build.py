@@ -13,7 +13,8 @@ from kvlink.core.fingerprint import Identity
 from kvlink.engine.beginnings import Beginnings
 from kvlink.engine.gate import passed_codecs
 from kvlink.engine.loader import Ids, Loader
-from kvlink.engine.residency import Residency, device_bytes
+from kvlink.engine.residency import Residency
+from kvlink.engine.residency import device_bytes as usual_device_bytes
 from kvlink.engine.session import Sessions
 from kvlink.models import checkpoint
 from kvlink.models.adapter import Adapter, attention_layers
@@ -62,6 +63,7 @@ def build(
     foreign_links: bool,
     attention: Attention,
     recompress: bool,
+    device_bytes: int | None,
 ) -> Parts:
     """Load and wire the parts; arguments and errors as in `Engine.from_pretrained`."""
     if isinstance(model, (str, Path)):
@@ -124,7 +126,11 @@ def build(
         sessions=None
         if attention == "assembled" or report.attention == "assembled"
         else sessions_of(
-            loader, links=bundle.links if bundle else None, adapter=adapter, bundle=bundle and bundle.digest
+            loader,
+            links=bundle.links if bundle else None,
+            adapter=adapter,
+            bundle=bundle and bundle.digest,
+            device_budget_bytes=device_bytes,
         ),
     )
 
@@ -144,7 +150,7 @@ def sessions_of(
         device_budget_bytes: What both may take; see `device_bytes`.
     """
     runner = loader.runner
-    budget = device_bytes(runner.device) if device_budget_bytes is None else device_budget_bytes
+    budget = usual_device_bytes(runner.device) if device_budget_bytes is None else device_budget_bytes
     tree = budget // BEGINNINGS_SHARE
     return Sessions(
         runner=runner,

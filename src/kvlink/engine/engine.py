@@ -22,12 +22,12 @@ from kvlink.engine.build import Attention, SinkKind, build
 from kvlink.engine.chat import Chat
 from kvlink.engine.corpus_encoding import encode_documents
 from kvlink.engine.job import Job
+from kvlink.engine.limits import Limits, SchedulerStats
 from kvlink.engine.loader import Loader
 from kvlink.engine.opened import Opened
 from kvlink.engine.prefetch import Prefetch
 from kvlink.engine.request import DocumentLike, Order, Overflow, as_documents
 from kvlink.engine.sampling import MAX_NEW_TOKENS, SamplingParams
-from kvlink.engine.scheduler import SchedulerStats
 from kvlink.engine.stream import Stream, told
 from kvlink.engine.task import Task
 from kvlink.engine.usage import Answer, DocumentUsage
@@ -59,6 +59,8 @@ class Engine(Opened):
         foreign_links: bool = False,
         attention: Attention = "auto",
         recompress: bool = True,
+        device_bytes: int | None = None,
+        limits: Limits | None = None,
     ) -> "Engine":
         """Load a model, prove that reuse is exact on it, and open a store.
 
@@ -79,6 +81,9 @@ class Engine(Opened):
                 where the probe found it exact.
             recompress: When the store fills up, write this model's least used entries in the codecs that its gate has
                 passed (`kvlink store calibrate`), before any entry is dropped.
+            device_bytes: What documents and known beginnings may take on the device together; 40 % of a GPU's memory,
+                on a CPU a quarter of the machine's, if None.
+            limits: How many requests go on at once, and with how many rows and bytes; the defaults of `Limits` if None.
 
         Raises:
             ModelRefused: Reuse would not be exact on this model; the message holds the figures.
@@ -101,7 +106,9 @@ class Engine(Opened):
                 foreign_links=foreign_links,
                 attention=attention,
                 recompress=recompress,
-            )
+                device_bytes=device_bytes,
+            ),
+            limits=limits or Limits(),
         )
 
     def encode(

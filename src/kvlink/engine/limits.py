@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvlink.core.errors import InputError
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -27,6 +29,16 @@ class Limits:
     most_overtaken: int = 8
     look_ahead: int = 16
     patience: int = 32
+
+    def __post_init__(self) -> None:
+        """Check them.
+
+        Raises:
+            InputError: Nothing would ever run.
+        """
+        for name in ("max_running", "step_rows", "prefill_rows"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, so no request would ever run: pass 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
