@@ -20,7 +20,7 @@ from kvlink.engine.drafts import Drafts, Work
 from kvlink.engine.limits import Limits, SchedulerStats
 from kvlink.engine.loaded import LoadTimes
 from kvlink.engine.sampling import sample
-from kvlink.engine.session import Sessions
+from kvlink.engine.session import Session, Sessions
 from kvlink.engine.sources import usage_of
 from kvlink.engine.task import Task
 
@@ -287,6 +287,7 @@ class Scheduler:
         sessions = [job.session for job in ready if job.session]
         if not sessions:
             return
+        going: list[tuple[Session, int]] = []
         logits = torch.stack([session.logits for session in sessions if session.logits is not None])
         for job, session, sampled in zip(ready, sessions, sample(logits, [job.sampler for job in ready]), strict=True):
             session.logits = None
@@ -296,12 +297,15 @@ class Scheduler:
                 continue
             reason = job.take(sampled)
             if reason is None:
-                session.append(sampled.id, self._sessions.runner)
+                going.append((session, sampled.id))
             else:
                 job.shared.end(session)
                 job.finish(reason)
                 job.session = None
                 self._counts["finished"] += 1
+        runner = self._sessions.runner
+        for (session, token), embeds in zip(going, runner.embed([token for _, token in going]).split(1), strict=False):
+            session.append(token, runner, embeds)  # looked up together
         self._drop_ended()
 
     def _end(self, job: Task, error: KVLinkError, count: str) -> None:

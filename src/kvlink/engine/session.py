@@ -66,10 +66,10 @@ class Session:
     keep: bool = True
     """Whether it becomes a known beginning: not where a document of it was removed in the meantime."""
 
-    def append(self, token: int, runner: Runner) -> None:
-        """Let a token be computed next."""
+    def append(self, token: int, runner: Runner, embeds: Float[Tensor, "1 hidden"] | None = None) -> None:
+        """Let a token be computed next; its input embedding is looked up if it is not given."""
         self.left = torch.tensor([self.length + len(self.ids)])
-        self.embeds = runner.embed([token])
+        self.embeds = runner.embed([token]) if embeds is None else embeds
         self.ids.append(token)
 
 
