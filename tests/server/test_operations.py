@@ -58,11 +58,10 @@ def test_a_client_that_leaves_frees_its_work(server: Live, stream: bool) -> None
     before = server.served.engine.stats()
     for _ in range(10):
         vanish(server, {**LONG, "n": 2, "stream": stream}, after=b'"content"' if stream else b"")
-    until(lambda: rests(server) and server.served.engine.stats().cancelled > before.cancelled)
+    until(lambda: rests(server) and server.served.engine.stats().cancelled >= before.cancelled + 10)
     after = server.served.engine.stats()
     done = sum(getattr(after, name) - getattr(before, name) for name in ("finished", "cancelled", "failed"))
     assert done == after.submitted - before.submitted
-    assert after.cancelled - before.cancelled >= 10
     assert server.send("POST", CHAT, {**ASKED, "max_tokens": 1})[0] == 200
 
 
