@@ -284,8 +284,8 @@ def test_the_time_grows_as_a_line_does_and_not_as_its_square(name, unit):
         assert PROMPTERS[name].control_ids.isdisjoint(PROMPTERS[name].document_ids(Document(text)))
         return time.process_time() - start
 
-    short = min(seconds(100_000) for _ in range(3))
-    assert any(seconds(1_000_000) < 30 * short for _ in range(3))  # the square would be 100 times as much
+    short = min(seconds(20_000) for _ in range(3))
+    assert any(seconds(200_000) < 30 * short for _ in range(3))  # the square would be 100 times as much
 
 
 @pytest.mark.parametrize("tokenizer", [None, object()])
