@@ -101,11 +101,17 @@ def _config(name: str) -> Any:
 
 
 def tiny_model(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **options: Any) -> Any:
-    """Build a model of 2 layers; the same weights for the same seed. `options` are set on its configuration."""
+    """Build a model; the same weights for the same seed.
+
+    Args:
+        options: Set on its configuration. There are 2 layers; kinds of further ones repeat those of the first.
+    """
     torch.manual_seed(seed)
     config = copy.deepcopy(_config(name))
     for key, value in options.items():
         setattr(config, key, value)
+    if kinds := getattr(config, "layer_types", None):
+        config.layer_types = [kinds[at % len(kinds)] for at in range(config.num_hidden_layers)]
     softcap = getattr(config, "attn_logit_softcapping", None)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager" if softcap else None)
     for module in model.modules():  # norms start at one or zero; give them something to be wrong about

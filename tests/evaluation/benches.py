@@ -34,16 +34,22 @@ SAME_HEADER = CHATML.replace("You are a helpful AI assistant named SmolLM, train
 
 
 @functools.cache
-def _runner(name: str, dtype: torch.dtype) -> Runner:
+def _runner(name: str, dtype: torch.dtype, layers: int) -> Runner:
     options = {"sliding_window": WINDOW} if name == "qwen2" else {}
-    return Runner(tiny_model(name, dtype=dtype, vocab_size=len(byte_tokenizer()), **options))
+    size = len(byte_tokenizer())
+    return Runner(tiny_model(name, dtype=dtype, vocab_size=size, num_hidden_layers=layers, **options))
 
 
 def bench_of(
-    name: str = "llama", *, dtype: torch.dtype = torch.float32, template: str = CHATML, context: int = CONTEXT
+    name: str = "llama",
+    *,
+    dtype: torch.dtype = torch.float32,
+    template: str = CHATML,
+    context: int = CONTEXT,
+    layers: int = 2,
 ) -> Bench:
     """Return a new bench around a model that all tests share."""
-    return Bench(_runner(name, dtype), Prompter(tokenizer=byte_tokenizer(template)), context)
+    return Bench(_runner(name, dtype, layers), Prompter(tokenizer=byte_tokenizer(template)), context)
 
 
 def row_of(

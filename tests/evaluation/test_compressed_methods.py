@@ -47,7 +47,7 @@ def test_it_composes_with_every_method_that_reads_entries(inner: str) -> None:
 
 @pytest.mark.parametrize("inner", INNER)
 def test_the_worse_the_codec_the_farther_from_raw(inner: str) -> None:
-    case = Case(bench_of(dtype=torch.float64), row_of())
+    case = Case(bench_of(dtype=torch.float64, layers=3), row_of())
     raw = scored(case, inner)
     int8, int4 = (largest(scored(case, f"{codec}({inner})") - raw) for codec in ("int8", "int4"))
     assert 0 < int8 < int4
@@ -195,6 +195,14 @@ def test_kv_packet_is_the_assembled_prompt_of_its_packets(tmp_path: Path) -> Non
     cache = assembler.assemble(prompt.layout(), prefix=prefix, entries=entries)
     wanted = assembler.prefill(cache, prompt, prompt.layout(), logits_to_keep=len(case.scored))
     assert torch.equal(scored(case, f"kv_packet(file={file})"), wanted)
+
+
+def test_kv_packet_answers_a_row_without_documents_answers_or_gold_as_the_base_model_does(tmp_path: Path) -> None:
+    bench = bench_with_digest()
+    asked = f"kv_packet(file={packet_file(bench, tmp_path)})"
+    found = by_method(results_of([row_of([], answers=[], gold=None)], ["full", asked], bench=bench, generate=True))
+    assert "error" not in found[asked]
+    assert found[asked]["answer"] == found["full"]["answer"]
 
 
 def test_a_file_with_other_soft_tokens_than_were_asked_for_is_an_error_of_the_row(tmp_path: Path) -> None:

@@ -78,6 +78,35 @@ def test_it_is_the_reference_forward_with_the_bundles_links_adapter_and_sink(
     assert largest(found - scored(case, f"concat_reencoded(sink={sink})")) > 0.01
 
 
+@pytest.mark.parametrize("sink", SINKS)
+def test_with_no_links_at_all_it_is_plain_reuse_behind_the_same_sink_prefix(
+    sink: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file holds a bundle without links, so this one never was in a file."""
+    with DoublePrecision():
+        case = Case(bench_with(), row_of())
+        bundle = bundle_for(case.bench, sink=sink, num_links=0)
+        monkeypatch.setattr("kvlink.evaluation.methods.kvlink.read_bundle", lambda _: bundle)
+        found = scored(case, "kvlink(bundle=none)")
+        assert largest(found - scored(case, f"concat_reencoded(sink={sink})")) < 1e-10
+
+
+def test_rows_of_different_lengths_in_turn_are_scored_as_each_alone(tmp_path: Path) -> None:
+    asked = saved(bundle_for(bench_with(), adapter=True), tmp_path)
+    rows = [row_of(), row_of([*TEXTS, "A much longer document. " * 9], name="r1"), row_of(TEXTS[:1], name="r2")]
+    together = [result["nll"] for result in results_of(rows, [asked], bench=bench_with())]
+    assert together == [results_of([row], [asked], bench=bench_with())[0]["nll"] for row in rows]
+
+
+def test_a_row_without_documents_answers_or_gold_is_answered_as_the_base_model_does(tmp_path: Path) -> None:
+    bench, empty = bench_with(), row_of([], answers=[], gold=None)
+    asked = saved(bundle_for(bench, adapter=True), tmp_path)
+    found = by_method(results_of([empty], ["full", asked], bench=bench, generate=True))
+    assert "error" not in found[asked]
+    assert "nll" not in found[asked]
+    assert found[asked]["answer"] == found["full"]["answer"]
+
+
 def test_without_its_adapter_a_bundle_gives_other_logits(tmp_path: Path) -> None:
     case = Case(bench_with(), row_of())
     full = bundle_for(case.bench, adapter=True)

@@ -1,10 +1,14 @@
-"""Rivals are done right: equal to full attention where they compute everything, blind to what stands behind a token."""
+"""Rivals are done right: equal to full attention where they compute everything, blind to what stands behind a token.
 
+Models have three layers: what is computed to choose is kept up to layer 1, so in two layers it would be everything.
+"""
+
+import functools
 from typing import Any
 
 import pytest
 import torch
-from benches import SAME_HEADER, TEXTS, bench_of, by_method, results_of, row_of, rows_of
+from benches import SAME_HEADER, TEXTS, bench_of, by_method, results_of, row_of
 from torch import Tensor
 
 from kvlink import InputError
@@ -23,12 +27,13 @@ FAMILIES = ("llama", "qwen3", "glm", "phi3", "olmo2", "qwen2")
 SETTINGS = {"sink is S": ("header", SAME_HEADER), "no sink": ("none", SAME_HEADER)}
 CHEAP = ("cacheblend(r=0.3)", "epic(k=4)", "a3(r=0.3)", "random(r=0.3)")
 RIVALS = (*CHEAP, "ape")
+deep = functools.partial(bench_of, layers=3)
 
 
 def case_of(family: str = "llama", setting: str = "sink is S", **fields: Any) -> tuple[Case, str]:
     """Return a row in float64, and the sink prefix of a setting."""
     sink, template = SETTINGS[setting]
-    return Case(bench_of(family, dtype=torch.float64, template=template), row_of(**fields)), sink
+    return Case(deep(family, dtype=torch.float64, template=template), row_of(**fields)), sink
 
 
 def scored(case: Case, asked: str) -> Tensor:
@@ -192,30 +197,65 @@ def test_a_share_is_one_of_all_document_tokens(asked: str, share: float) -> None
 def test_cacheblend_takes_what_deviates_most() -> None:
     case, sink = case_of(setting="no sink")
     method, at = placed(case, f"cacheblend(0.2, sink={sink})")
-    found = deviations(case.bench.assembler, at.cache, at.prompt, at.layout, at.candidates, layer=1)
     rows = method.choose(at)[0]
+    _, again = placed(case, f"cacheblend(0.2, sink={sink})")
+    found = deviations(case.bench.assembler, again.cache, at.prompt, at.layout, at.candidates, layer=1)
     taken = torch.isin(at.candidates, rows)
     assert found[taken].min() >= found[~taken].max()
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "glm", "phi3", "olmo2", "gemma2"])
-def test_a3_ranks_by_the_weights_that_the_models_own_attention_has(family: str) -> None:
-    """Held to the eager attention of the family in one causal forward: layer 0 knows no context."""
+@pytest.mark.parametrize("asked", ["cacheblend(0.2", "a3(0.2"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_what_was_computed_to_choose_is_kept_chosen_or_not(asked: str, setting: str) -> None:
     with DoublePrecision():
-        case, _ = case_of(family, "no sink")
-        _, at = placed(case, "a3(sink=none)")
-        start = at.layout.spans[-1].start
-        rows = torch.arange(start, len(at.layout))
-        found = attention_paid(case.bench.assembler, at.cache, at.prompt, at.layout, rows, layer=0)
+        case, sink = case_of(setting=setting)
+        method, at = placed(case, f"{asked}, sink={sink})")
+        full, _ = case.bench.assembler.prefill_plain(at.prompt)
+        rows = at.candidates
+
+        def distance() -> float:
+            pairs = ((full.keys, at.cache.keys), (full.values, at.cache.values))
+            return max(largest(new[:2, :, rows] - old[:2, :, rows]) for new, old in pairs)
+
+        assert distance() > 1e-3
+        assert 0 < len(method.choose(at)[0]) < len(rows)
+        assert distance() < 1e-10
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "glm", "phi3", "olmo2", "gemma2"])
+def test_a3_ranks_by_the_weights_that_the_models_own_attention_has(family: str, setting: str) -> None:
+    """Held to the eager attention of the family in one causal forward.
+
+    The logarithms of its weights are the logits but for a constant per row and head, so the heads' mean of them, in
+    another softmax without S, has to be what was found.
+    """
+    with DoublePrecision():
+        case, sink = case_of(family, setting)
+        method, at = placed(case, f"a3(0.3, sink={sink})")
+        chosen = method.choose(at)[0]
+        _, again = placed(case, f"a3(sink={sink})")
+        first, start = len(case.prompt.system), at.layout.spans[-1].start
+        rows = torch.cat((at.candidates, torch.arange(start, len(at.layout))))
+        assembler, asking = case.bench.assembler, len(case.prompt.tail)
+        found = attention_paid(assembler, again.cache, at.prompt, at.layout, rows, asking=asking, layer=1)
         runner, ids = case.bench.runner, at.prompt.ids(at.layout)[None]
         before = runner.config._attn_implementation
         runner.config._attn_implementation_internal = "eager"
         try:
             with torch.inference_mode():
-                wanted = runner.model(ids, output_attentions=True).attentions[0][0, :, start:].sum(dim=(0, 1))
+                weights = runner.model(ids, output_attentions=True).attentions[1][0, :, start:, first:]
         finally:
             runner.config._attn_implementation_internal = before
+        logits = weights.log().sum(dim=0) / len(weights) ** 0.5
+        wanted = logits.softmax(dim=-1).sum(dim=0)
         assert largest(found - wanted) < 1e-9
+
+        padded = torch.cat((torch.zeros(2), wanted[: start - first], torch.zeros(2)))
+        near = padded.unfold(0, 5, 1).mean(dim=-1)[at.candidates - first]
+        taken = torch.isin(at.candidates, chosen)
+        assert near[taken].min() >= near[~taken].max()
+        assert wanted[at.candidates - first][taken].min() < wanted[at.candidates - first][~taken].max()
 
 
 def test_the_lots_of_random_are_the_rows_and_the_seeds() -> None:
@@ -270,7 +310,7 @@ def test_ape_with_temperature_and_scale_one_is_parallel_windows_behind_a_shared_
 
 
 def test_apes_merge_is_what_its_source_says() -> None:
-    """One head, by hand: softmax over S * LSE(documents / T) and LSE(rest)."""
+    """One head, by hand: softmax over S * T * LSE(documents / T) and LSE(rest)."""
     from kvlink.models.parallel import Merging, _merged_attention
 
     generator = torch.Generator().manual_seed(0)
@@ -281,7 +321,7 @@ def test_apes_merge_is_what_its_source_says() -> None:
     found, _ = _merged_attention(module, query, key, value, mask, merging=Merging(slice(2, 5), 0.7, 0.8))
     logits = (query @ key.transpose(2, 3))[0, 0] / 8**0.5
     inside, rest = logits[:, 2:5] / 0.7, logits[:, [0, 1, 5, 6]]
-    weight = torch.sigmoid(0.8 * inside.logsumexp(-1) - rest.logsumexp(-1))[:, None]
+    weight = torch.sigmoid(0.8 * 0.7 * inside.logsumexp(-1) - rest.logsumexp(-1))[:, None]
     wanted = weight * (inside.softmax(-1) @ value[0, 0, 2:5])
     wanted = wanted + (1 - weight) * (rest.softmax(-1) @ value[0, 0, [0, 1, 5, 6]])
     assert largest(found[0, :, 0] - wanted) < 1e-12
@@ -316,14 +356,14 @@ def test_without_documents_a_rival_is_the_base_model(asked: str) -> None:
 
 @pytest.mark.parametrize("asked", RIVALS)
 def test_what_a_rival_gives_does_not_depend_on_who_used_the_buffer_before(asked: str) -> None:
-    wanted = scored(Case(bench_of(), row_of()), asked)
-    bench = bench_of()
+    wanted = scored(Case(deep(), row_of()), asked)
+    bench = deep()
     results_of([row_of(["A much longer document. " * 20], name="before")], RIVALS, bench=bench, generate=True)
     assert torch.equal(scored(Case(bench, row_of()), asked), wanted)
 
 
 def test_costs_are_tokens_through_the_model_and_bytes_of_entries() -> None:
-    bench, row = bench_of(), row_of()
+    bench, row = deep(), row_of()
     case = Case(bench, row)
     documents, tail = sum(map(len, case.prompt.segments)), len(case.prompt.tail) + len(case.scored) - 1
     found = by_method(results_of([row], RIVALS, bench=bench))
@@ -331,18 +371,19 @@ def test_costs_are_tokens_through_the_model_and_bytes_of_entries() -> None:
     layers = bench.runner.geometry.layers
     assert found["random(r=0.3)"]["tokens_computed"] == tail + part
     assert found["cacheblend(r=0.3)"]["tokens_computed"] == tail + part + -(-documents // layers)
-    assert found["a3(r=0.3)"]["tokens_computed"] == tail + part + -(-len(case.prompt.tail) // layers)
+    assert found["a3(r=0.3)"]["tokens_computed"] == tail + part + -(-(documents + len(case.prompt.tail)) // layers)
     assert found["epic(k=4)"]["tokens_computed"] == tail + 4 * len(TEXTS)
     assert found["ape"]["tokens_computed"] == tail
     held = documents * bench.runner.geometry.bytes_per_token(bench.runner.dtype)
     assert {row["bytes_loaded"] for row in found.values()} == {held}
 
 
-@pytest.mark.parametrize("asked", RIVALS)
-def test_two_rows_in_turn_are_scored_as_each_alone(asked: str) -> None:
-    bench = bench_of()
-    together = [result["nll"] for result in results_of(rows_of(2), [asked], bench=bench)]
-    assert together == [results_of([row], [asked], bench=bench_of())[0]["nll"] for row in rows_of(2)]
+@pytest.mark.parametrize("asked", [*RIVALS, "concat_reencoded", "concat_local", "int4(epic)"])
+def test_rows_of_different_lengths_in_turn_are_scored_as_each_alone(asked: str) -> None:
+    bench = deep()
+    rows = [row_of(), row_of([*TEXTS, "A much longer document. " * 9], name="r1"), row_of(TEXTS[:1], name="r2")]
+    together = [result["nll"] for result in results_of(rows, [asked], bench=bench)]
+    assert together == [results_of([row], [asked], bench=deep())[0]["nll"] for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
     columns:    S | D_1 | D_2 | ... | T
     positions:  0   |S|   |S|         |S| + longest document
 
-Rows of T attend all columns. What they get from documents and what they get from everything else is merged by
-log-sum-exp, the former with a temperature T and a scale S; with T = S = 1 that is one softmax over all.
+Rows of T attend all columns. What they get from documents, their logits divided by a temperature T, and what they get
+from everything else is merged by log-sum-exp; that of the documents is multiplied with T and with a scale S. With
+T = S = 1 that is one softmax over all.
 
 Source: Ratner et al. 2023 (Parallel Context Windows); Yang et al. 2025 (APE, arXiv 2502.05431).
 """
@@ -36,7 +37,7 @@ class Merging:
     Attributes:
         columns: Those of documents.
         temperature: What logits of documents are divided by.
-        scale: What their log-sum-exp is multiplied with.
+        scale: What their log-sum-exp is multiplied with besides the temperature, which gives it back its size.
         served: Layers that have attended so in this forward.
     """
 
@@ -170,7 +171,7 @@ def _merged_attention(
     start, stop = merging.columns.start, merging.columns.stop
     rest = torch.cat((logits[..., :start], logits[..., stop:]), dim=-1)
     halves = (
-        (logits[..., start:stop] / merging.temperature, value[:, :, start:stop], merging.scale),
+        (logits[..., start:stop] / merging.temperature, value[:, :, start:stop], merging.scale * merging.temperature),
         (rest, torch.cat((value[:, :, :start], value[:, :, stop:]), dim=2), 1.0),
     )
     parts: list[Tensor] = []

@@ -18,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 from kvlink.core.errors import ModelRefused
 from kvlink.core.layout import Layout, Prompt, reference_mask
 from kvlink.models.assembler import Assembler
-from kvlink.models.attention import grouped
+from kvlink.models.attention import grouped, grouped_attention
 from kvlink.models.cache import SlotCache
 
 ATTENDED = "kvlink_attended"
@@ -68,8 +68,8 @@ def deviations(
 ) -> Float[Tensor, " rows"]:
     """Return how far each row's keys and values in a layer are from those that full attention has there.
 
-    That is the sum of squared differences, in float32 at least. The rows are computed up to that layer; those of the
-    layers before it are written into the buffer.
+    That is the sum of squared differences, in float32 at least. The rows are computed up to that layer, and what they
+    have there and in the layers before is written into the buffer: nothing that was computed is thrown away.
 
     Args:
         rows: Positions of all document tokens whose entries were not encoded behind S itself, ascending.
@@ -90,12 +90,25 @@ def deviations(
 
 
 def attention_paid(
-    assembler: Assembler, cache: SlotCache, prompt: Prompt, layout: Layout, rows: Int[Tensor, " rows"], *, layer: int
+    assembler: Assembler,
+    cache: SlotCache,
+    prompt: Prompt,
+    layout: Layout,
+    rows: Int[Tensor, " rows"],
+    *,
+    asking: int,
+    layer: int,
 ) -> Float[Tensor, " columns"]:
-    """Return how much attention rows of T pay each position up to the last of them in a layer, over heads and rows.
+    """Return how much attention the question pays each position from the first document to its own end in a layer.
+
+    All heads are taken as one: their queries as one long vector, their keys as another. A row's weights sum to 1 over
+    these positions, S has no part in them; they are summed over the rows of the question. What the rows have in that
+    layer and in those before it is written into the buffer.
 
     Args:
-        rows: Positions of T, from its first on, in order; they are computed up to that layer.
+        rows: Positions of all document tokens whose entries were not encoded behind S itself, then those of the
+            question, ascending; they are computed up to that layer.
+        asking: How many of them, the last ones, are the question's.
 
     Raises:
         ModelRefused: The model's attention cannot be replaced, so its weights cannot be seen; or documents are pruned.
@@ -105,7 +118,7 @@ def attention_paid(
             "tokens of pruned documents cannot be ranked by attention; read the documents in another codec"
         )
     columns = torch.arange(int(rows[-1]) + 1)
-    seen = Attended(layer)
+    seen = Attended(layer, asking, since=layout.spans[0].stop)
     config, length = assembler.runner.config, cache.length
     before = config._attn_implementation  # noqa: SLF001 (there is no public name)
     cache.announce(rows.to(assembler.runner.device), length=len(columns))
@@ -124,7 +137,7 @@ def attention_paid(
 
 
 class _Comparing(Cache):
-    """Writes the rows of all layers before one into a buffer; compares those of that layer, and breaks off."""
+    """Writes the rows of the layers up to one into a buffer; compares those of that layer first, and breaks off."""
 
     def __init__(self, cache: SlotCache, rows: Int[Tensor, " rows"], layer: int) -> None:
         super().__init__(layers=[])
@@ -146,6 +159,7 @@ class _Comparing(Cache):
         self.found = sum(
             (_wide(new[0]) - _wide(known[layer_idx][:, self.rows])).square().sum(dim=(0, 2)) for new, known in pairs
         ) + torch.zeros(len(self.rows), device=self.rows.device)
+        self._cache.update(key_states, value_states, layer_idx)
         raise _Enough
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -158,10 +172,18 @@ class _Comparing(Cache):
 
 
 class Attended:
-    """What one layer's attention is to be noted of; travels as a keyword of the forward."""
+    """What one layer's attention is to be noted of; travels as a keyword of the forward.
 
-    def __init__(self, layer: int) -> None:
+    Attributes:
+        rows: How many rows ask, the last ones.
+        since: The first column that counts.
+        weights: What they pay each column from there on, once it was seen.
+    """
+
+    def __init__(self, layer: int, rows: int, *, since: int) -> None:
         self.layer = layer
+        self.rows = rows
+        self.since = since
         self.weights: Float[Tensor, " columns"] | None = None
 
 
@@ -198,12 +220,16 @@ def _attended_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attend, and in the layer that is looked at note the weights and break off."""
-    logits = attention_logits(query, key, attention_mask, scaling=scaling, softcap=softcap, options=options)
-    weights = logits.softmax(dim=-1)  # [1, heads, rows, columns]
     if cast("int", module.layer_idx) == attended.layer:
-        attended.weights = weights.sum(dim=(0, 1, 2))
+        query, mask = query[:, :, -attended.rows :], attention_mask[:, :, -attended.rows :]
+        logits = attention_logits(query, key, mask, scaling=scaling, softcap=softcap, options=options)
+        joint = logits[..., attended.since :].sum(dim=1) / logits.shape[1] ** 0.5  # [1, rows, columns]
+        attended.weights = joint.softmax(dim=-1).sum(dim=(0, 1))
         raise _Enough
-    return per_kv_head(weights.to(value), value).transpose(1, 2).contiguous(), None
+    if softcap is None and options.get("s_aux") is None:
+        return grouped_attention(module, query, key, value, attention_mask, scaling=scaling)
+    logits = attention_logits(query, key, attention_mask, scaling=scaling, softcap=softcap, options=options)
+    return per_kv_head(logits.softmax(dim=-1).to(value), value).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENDED, _attended_attention)

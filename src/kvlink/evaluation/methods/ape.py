@@ -1,6 +1,7 @@
 """`ape`: documents at the same positions behind a shared prefix; attention to them has a temperature and a scale.
 
-Source: Yang et al. 2025 (APE, arXiv 2502.05431). With T = S = 1 it is parallel context windows (Ratner et al. 2023).
+Source: Yang et al. 2025 (APE, arXiv 2502.05431), merged as its public code does it, whose T and S are 0.9, too. With
+T = S = 1 it is parallel context windows (Ratner et al. 2023).
 """
 
 from typing import ClassVar, cast
@@ -30,7 +31,7 @@ class Ape(Method):
 
         Args:
             T: What attention logits of documents are divided by.
-            S: What the log-sum-exp of documents is multiplied with, before it is merged with the rest.
+            S: What T times the log-sum-exp of documents is multiplied with, before it is merged with the rest.
             sink: What stands before a document while it is encoded: `shared` is S itself, as published.
         """
         self.temperature = number(T, "T", above=True)

@@ -1,7 +1,11 @@
 """`cacheblend`: the tokens whose keys and values deviate most in an early layer are computed again.
 
+What they have in that layer and in those before it stays in the buffer, chosen or not, as in the public code. Keys and
+values count alike, as in the paper; the public code compares values alone. Like it, this one chooses once and not layer
+by layer.
+
 Source: Yao et al. 2024 (CacheBlend, arXiv 2405.16444). `mask=released` repeats a fault of its public code, in which
-tokens that are computed again see tokens behind them.
+tokens that are computed again see tokens behind them: there from the checked layer on, here in all layers.
 """
 
 from typing import ClassVar
