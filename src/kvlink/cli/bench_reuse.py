@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from kvlink.cli import options, show
+from kvlink.core.errors import InputError
 
 Documents = Annotated[int, typer.Option("--documents", min=1, help="Documents in each prompt.")]
 Lengths = Annotated[str, typer.Option("--tokens", help="Tokens per document, separated by commas.")]
@@ -28,6 +29,9 @@ def ttft(
     scenarios: Annotated[
         bool, typer.Option(help=f"Measure changed documents, too, of {SCENARIO_TOKENS} tokens each.")
     ] = True,
+    llama_cpp: Annotated[
+        bool, typer.Option("--llama-cpp", help="Time llama.cpp on the model's .gguf file, too (llama-cpp-python).")
+    ] = False,
     repeats: Repeats = 7,
     model: options.Model = "demo",
     dtype: options.Dtype = None,
@@ -38,11 +42,15 @@ def ttft(
     from kvlink.cli.bench import numbers
     from kvlink.evaluation.bench.ttft import bench_ttft, runs_of
     from kvlink.evaluation.results import write_results
+    from kvlink.models.checkpoint import gguf_of
 
     lengths, counts = numbers(tokens), numbers(links, least=0)
     _require(plot, json)
+    gguf = gguf_of(model) if llama_cpp else None
+    if llama_cpp and gguf is None:
+        raise InputError(f"--llama-cpp needs a model that is a .gguf file, or `demo` with its weights; got {model}")
     with show.open_bench(model, dtype) as engine, show.bar() as progress:
-        total = runs_of(engine, lengths, counts, repeats, scenarios=scenarios)
+        total = runs_of(engine, lengths, counts, repeats, scenarios=scenarios, llama=llama_cpp)
         task = progress.add_task("measuring", total=total, rate="")
         rows = bench_ttft(
             engine,
@@ -51,6 +59,7 @@ def ttft(
             links=counts,
             scenario_tokens=SCENARIO_TOKENS if scenarios else None,
             repeats=repeats,
+            gguf=gguf,
             progress=lambda: progress.advance(task),
         )
     if engine.sessions is None:

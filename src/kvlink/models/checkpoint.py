@@ -160,21 +160,28 @@ def _dtype(dtype: torch.dtype | str | None, place: torch.device) -> torch.dtype:
     return found
 
 
+def gguf_of(name: str) -> Path | None:
+    """Return the GGUF file that `demo` or a path stands for; None for anything else."""
+    if name == "demo":
+        spec = importlib.util.find_spec(DEMO_PACKAGE)  # never imported: it would ask for llama.cpp
+        folders = (spec.submodule_search_locations if spec else None) or ()
+        return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+    path = Path(name).expanduser()
+    return path if path.suffix == ".gguf" and not path.is_dir() else None
+
+
 def _locate(name: str) -> tuple[str, str]:
     """Return a folder or a hub name for what the user wrote, and what reports call it.
 
     A GGUF file becomes the folder of its conversion and keeps its name, which tells how it is quantised.
     """
+    if (gguf := gguf_of(name)) is not None:
+        return str(converted(gguf)), gguf.name
     if name == "demo":
-        spec = importlib.util.find_spec(DEMO_PACKAGE)  # never imported: it would ask for llama.cpp
-        folders = (spec.submodule_search_locations if spec else None) or ()
-        files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
-        return (str(converted(files[0])), files[0].name) if files else (DEMO_NAME, DEMO_NAME)
+        return DEMO_NAME, DEMO_NAME
     path = Path(name).expanduser()
     if path.is_dir():
         return str(path), name
-    if path.suffix == ".gguf":
-        return str(converted(path)), path.name
     if path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2:
         raise ModelError(f"model {name!r} was asked for; there is no such folder: check the path")
     return name, name

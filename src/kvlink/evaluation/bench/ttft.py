@@ -2,7 +2,7 @@
 
 The states of reuse are those of `evaluation.bench.reuse`. Rivals are given their ids ready-made, and so timed at their
 best: `full` computes all of them and keeps no cache; `full+prefix_cache` computes what is behind the longest common
-beginning with the prompt before.
+beginning with the prompt before. `llama.cpp` and `llama.cpp+prompt_cache` are the same two in another engine.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -19,6 +19,7 @@ from kvlink.core.layout import Prompt
 from kvlink.engine.engine import Engine
 from kvlink.engine.stream import greedy
 from kvlink.evaluation.bench.limit import limit_arm
+from kvlink.evaluation.bench.llama_cpp import LlamaCpp
 from kvlink.evaluation.bench.prefix_cache import PrefixCache, Snapshot
 from kvlink.evaluation.bench.reuse import Case, Reuse, Work, read_case
 from kvlink.evaluation.bench.texts import document_of, other_question, question_of
@@ -49,6 +50,7 @@ def bench_ttft(
     scenario_tokens: int | None = None,
     repeats: int = 7,
     seed: int = 0,
+    gguf: Path | None = None,
     progress: Progress = lambda: None,
 ) -> list[dict[str, Any]]:
     """Return one row per number of tokens, arm, state and K, and one per scenario, arm and K.
@@ -60,12 +62,16 @@ def bench_ttft(
         links: Numbers of link tokens; random embeddings, since only their cost is measured.
         scenario_tokens: Tokens of each document in the scenarios; None leaves them out.
         repeats: Counted rounds.
+        gguf: A file with the same vocabulary for the arms of llama.cpp; None leaves them out.
         progress: Called after each run.
+
+    Raises:
+        InputError: llama.cpp is not installed, or cannot read the file.
     """
     rows: list[dict[str, Any]] = []
     for length in tokens:
         with _work(engine, documents, length, seed) as work:
-            cases = _states(work, links)
+            cases = _states(work, links) + _llama_cases(work, gguf)
             rows += _measured(cases, {"documents": documents, "tokens": length}, repeats, progress)
     if scenario_tokens is not None and engine.sessions is not None:
         with _work(engine, documents + 1, scenario_tokens, seed) as work:
@@ -75,11 +81,17 @@ def bench_ttft(
 
 
 def runs_of(
-    engine: Engine, tokens: Sequence[int], links: Sequence[int], repeats: int, *, scenarios: bool = True
+    engine: Engine,
+    tokens: Sequence[int],
+    links: Sequence[int],
+    repeats: int,
+    *,
+    scenarios: bool = True,
+    llama: bool = False,
 ) -> int:
     """Return how often `progress` is called."""
     shares = engine.sessions is not None
-    states = len(tokens) * (2 + 3 * len(links) + shares * (1 + 6 * len(links)))
+    states = len(tokens) * (2 + 3 * len(links) + shares * (1 + 6 * len(links)) + 2 * llama)
     changed = 3 + len(SCENARIOS) * (1 + 2 * len(links)) if shares and scenarios else 0
     return (states + changed) * (1 + repeats)
 
@@ -200,6 +212,35 @@ def _prefix_case(work: Work, prompt: Prompt, known: tuple[PrefixCache, Snapshot]
 
     case.run = run
     return case
+
+
+def _llama_cases(work: Work, gguf: Path | None) -> list[Case]:
+    """Return the rows to be of llama.cpp that knows nothing, and that has just been asked another question."""
+    if gguf is None:
+        return []
+    prompt = work.prompt()
+    ids = prompt.ids(prompt.layout()).tolist()
+    before = [*ids[: -len(prompt.tail)], *work.base.prompter.tail_ids(work.other)]
+    llama = LlamaCpp(gguf, capacity=max(len(ids), len(before)))
+
+    def case(arm: str, state: str, prepare: Callable[[], object]) -> Case:
+        case = Case({"arm": arm, "state": state, "links": 0}, run=lambda: None)
+
+        def run() -> tuple[float, Mapping[str, float]]:
+            prepare()
+            start = perf_counter()
+            llama.first_token(ids)
+            seconds = perf_counter() - start
+            case.facts["computed_tokens"] = llama.computed
+            return seconds, {}
+
+        case.run = run
+        return case
+
+    return [
+        case("llama.cpp", "-", llama.forget),
+        case("llama.cpp+prompt_cache", "known_beginning", lambda: llama.first_token(before)),
+    ]
 
 
 def _changed_case(reuse: Reuse, before: list[Document], texts: list[Document], fields: Mapping[str, Any]) -> Case:
