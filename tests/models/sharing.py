@@ -11,8 +11,9 @@ from kvlink.core.layout import Kind, Prompt
 from kvlink.models.assembler import Assembler
 from kvlink.models.backends import Backend
 from kvlink.models.links import embed
+from kvlink.models.rows import OwnRows, Run
 from kvlink.models.runner import Runner
-from kvlink.models.shared import OwnRows, Run, forward
+from kvlink.models.shared import forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)

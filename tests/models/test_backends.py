@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlink.models import backends
-from kvlink.models.backends import Found, Sight, merge
+from kvlink.models.backends import Found, Sight, merge, merge_gathered
 
 SCALE = 0.3
 
@@ -63,6 +63,17 @@ def test_merged_parts_equal_one_softmax(columns: list[int], rows: int, sinks: bo
             part, lse[number, :, here] = backends.cpu(asked[:, here], some_keys, some_values, scale=SCALE)
             found.append((number, places, part))
     merged = merge(found, lse, sinks=learned)
+    at = [list(range(rows)) if isinstance(places, slice) else places.tolist() for _, places, _ in found]
+    slots = [sum(row in before for before in at[:number]) for number, here in enumerate(at) for row in here]
+    gathered = merge_gathered(
+        torch.cat([part for _, _, part in found], 1),
+        torch.cat([lse[number, :, places] for number, places, _ in found], 1),
+        torch.tensor([row for here in at for row in here]),
+        torch.tensor(slots),
+        rows,
+        sinks=learned,
+    )
+    torch.testing.assert_close(gathered, merged)
     logits = products(asked, keys) * SCALE
     logits = logits.masked_fill(~seen.repeat_interleave(torch.tensor(columns), dim=1), -torch.inf)
     if learned is not None:

@@ -13,8 +13,9 @@ from kvlink.core.entry import CacheEntry
 from kvlink.core.errors import ModelError
 from kvlink.models import rotary
 from kvlink.models.draft import Draft
+from kvlink.models.rows import Run
 from kvlink.models.runner import Runner
-from kvlink.models.shared import Run, forward
+from kvlink.models.shared import forward
 from tiny_models import (
     FAMILIES,
     DoublePrecision,

@@ -14,11 +14,12 @@ from sharing import Lying, Shared, together
 
 from kvlink.core.errors import ModelRefused
 from kvlink.core.layout import Prompt
-from kvlink.models import backends
+from kvlink.models import attending, backends
 from kvlink.models.backends import Backend
 from kvlink.models.reference import reference_logits
+from kvlink.models.rows import OwnRows, Run
 from kvlink.models.runner import Runner
-from kvlink.models.shared import OwnRows, Run, forward
+from kvlink.models.shared import forward
 from tiny_models import (
     FAMILIES,
     DoublePrecision,
@@ -144,7 +145,23 @@ def test_in_sixteen_bits_shared_is_as_near_to_float32_as_assembled(dtype: torch.
     assert (shared - wanted).norm() <= 1.5 * (assembled - wanted).norm()
 
 
-def test_learned_sinks_enter_the_merge_once() -> None:
+@families
+def test_rows_that_are_gathered_give_what_they_give_where_they_stand(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembler = tiny_assembler(tiny_runner(family))
+    found: list[torch.Tensor] = []
+    with DoublePrecision():
+        for few in (0, 1 << 30):
+            monkeypatch.setattr(attending, "FEW_ROWS", few)
+            requests = [Shared(assembler, tiny_prompt(), sink_ids=HEADER, room=1) for _ in range(2)]
+            found.append(torch.cat((*together(requests), requests[0].decode(7)[None])))
+    assert largest(found[1] - found[0]) <= 1e-12 * largest(found[0])
+
+
+@pytest.mark.parametrize("few", [0, 1 << 30])
+def test_learned_sinks_enter_the_merge_once(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attending, "FEW_ROWS", few)
     model = tiny_model("gpt_oss")
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sharing import Shared
 
-from kvlink.models import backends, shared, turning
+from kvlink.models import attending, backends, turning
 from kvlink.models.backends import Sight
 from kvlink.models.reference import reference_logits
 from kvlink.models.turning import Turns
@@ -65,12 +65,12 @@ def test_a_scale_that_is_applied_twice_is_found(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("family", SLIDING)
 def test_a_window_that_counts_local_positions_is_found(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if each document's own length alone decided what is still in sight."""
-    sound = shared._sight
+    sound = attending._sight
 
     def local(positions: Any, columns: Any, *, causal: bool, window: int | None) -> Sight | None:
         return sound(positions, columns, causal=causal, window=window) if causal else Sight()
 
-    monkeypatch.setattr(shared, "_sight", local)
+    monkeypatch.setattr(attending, "_sight", local)
     assert fault(family) > 0.01
 
 
@@ -90,12 +90,12 @@ def test_a_document_at_another_start_is_found(family: str) -> None:
 
 @families
 def test_parts_that_are_averaged_instead_of_merged_are_found(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = shared.merge
+    sound = attending.merge
 
     def averaged(found: Any, lse: Any, *, sinks: Any = None) -> Any:
         return sound(found, torch.where(lse.isinf(), lse, torch.zeros_like(lse)), sinks=sinks)
 
-    monkeypatch.setattr(shared, "merge", averaged)
+    monkeypatch.setattr(attending, "merge", averaged)
     assert fault(family) > 0.01
 
 

@@ -25,9 +25,10 @@ from kvlink.engine.residency import Residency
 from kvlink.models.adapter import Adapter
 from kvlink.models.draft import Draft
 from kvlink.models.links import LinkTokens, embed
+from kvlink.models.rows import OwnRows, Readable
+from kvlink.models.rows import Run as Rows
 from kvlink.models.runner import Runner
-from kvlink.models.shared import OwnRows, Readable, forward
-from kvlink.models.shared import Run as Rows
+from kvlink.models.shared import forward
 from kvlink.store.codec import RAW
 
 

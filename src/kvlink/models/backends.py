@@ -154,6 +154,31 @@ def merge(
     return out
 
 
+def merge_gathered(
+    found: Float[Tensor, "heads gathered value_dim"],
+    lse: Float[Tensor, "heads gathered"],
+    rows: Int[Tensor, " gathered"],
+    slots: Int[Tensor, " gathered"],
+    num_rows: int,
+    *,
+    sinks: Float[Tensor, " heads"] | None = None,
+) -> Float[Tensor, "num_rows heads value_dim"]:
+    """Do what `merge` does for findings of all parts that stand behind one another.
+
+    Args:
+        rows: The row that each belongs to.
+        slots: Which of the row's parts it comes from, counted from 0.
+    """
+    heads, _, dim = found.shape
+    every = lse.new_full((int(slots.max()) + 1, num_rows, heads), -torch.inf)
+    every[slots, rows] = lse.T
+    if sinks is not None:
+        every = torch.cat((every, sinks.to(lse.dtype).expand(1, num_rows, heads)))
+    weights = torch.softmax(every, 0)[slots, rows]
+    weighted = found.transpose(0, 1).to(lse.dtype) * weights[..., None]
+    return lse.new_zeros(num_rows, heads, dim).index_add_(0, rows, weighted)
+
+
 def _needs_formula(keys: Tensor, values: Tensor, sight: Sight, softcap: float | None) -> bool:
     """Whether no kernel gives what is asked for together with the sums."""
     return softcap is not None or sight.mask is not None or keys.shape[-1] != values.shape[-1]

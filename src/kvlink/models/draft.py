@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kvlink.core.entry import CacheEntry
 from kvlink.models.cache import Prefix
+from kvlink.models.rows import OwnRows, Run
 from kvlink.models.runner import Runner
-from kvlink.models.shared import OwnRows, Run
 
 
 @final

@@ -28,8 +28,9 @@ from kvlink.models.links import LinkTokens
 from kvlink.models.reference import reference_logits
 from kvlink.models.resident import Resident
 from kvlink.models.rotary import watching
+from kvlink.models.rows import OwnRows, Run
 from kvlink.models.runner import Runner
-from kvlink.models.shared import OwnRows, Run, forward
+from kvlink.models.shared import forward
 
 SEGMENT = 24
 """Tokens of the segment that is encoded at several offsets."""

@@ -8,181 +8,22 @@ requests stand one behind another in one forward without padding; those that att
     request 2    S D_2 L_2 T                  document 2  turned back by 2 starts: rows of both requests
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import Cache
 
-from kvlink.core.layout import reference_mask
 from kvlink.models.adapter import Adapter
-from kvlink.models.backends import Backend, Found, Rows, Sight, backend_for, merge
+from kvlink.models.attending import Attending
+from kvlink.models.backends import Backend
 from kvlink.models.cache import unrotated_keys
 from kvlink.models.rotary import Watch, watching
+from kvlink.models.rows import Run
 from kvlink.models.runner import Runner
-from kvlink.models.turning import Turns
-
-
-@runtime_checkable
-class Readable(Protocol):
-    """A document as it lies in memory: keys rotated at positions 0, 1, ..., those that were pruned left out."""
-
-    @property
-    def keys(self) -> Float[Tensor, "layers kv_heads kept head_dim"]:
-        """Keys of all layers."""
-        ...
-
-    @property
-    def values(self) -> Float[Tensor, "layers kv_heads kept value_dim"]:
-        """Values of all layers."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Positions that it takes, pruned ones counted."""
-        ...
-
-
-class OwnRows:
-    """Keys and values of one request's own tokens, in position order, rotated at their global positions.
-
-    Attributes:
-        keys: `[layers, kv_heads, capacity, head_dim]`.
-        values: `[layers, kv_heads, capacity, value_dim]`.
-        positions: Global positions of the rows; those behind `length` mean nothing.
-        length: Rows that hold something, or will once the forward that was announced has run.
-    """
-
-    def __init__(self, runner: Runner, capacity: int) -> None:
-        shape = runner.geometry
-        rows = shape.layers, shape.kv_heads, capacity
-        self.keys = torch.empty(*rows, shape.head_dim, dtype=runner.dtype, device=runner.device)
-        self.values = torch.empty(*rows, shape.value_dim, dtype=runner.dtype, device=runner.device)
-        self.positions = torch.empty(capacity, dtype=torch.long)
-        self.length = 0
-
-    @property
-    def capacity(self) -> int:
-        """Rows that it can hold."""
-        return self.keys.shape[2]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of keys and values, free rows counted."""
-        return self.keys.nbytes + self.values.nbytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Run:
-    """New rows of one request in a forward.
-
-    Attributes:
-        own: What the request has computed; the new rows are written behind it.
-        positions: Global positions of the new rows, ascending.
-        documents: Documents with their first positions, ascending; a row attends those that start before it.
-        unrotated: Where the keys of the new rows are noted as they are before the rotary embedding, or None.
-    """
-
-    own: OwnRows
-    positions: Int[Tensor, " rows"]
-    documents: Sequence[tuple[Readable, int]] = ()
-    unrotated: Float[Tensor, "layers kv_heads rows head_dim"] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Keys and values that some rows of a forward attend.
-
-    Attributes:
-        rows: The rows of the forward that do.
-        starts: How far they are turned back, as places among all starts; None where they are not.
-        sights: By the size of the window: what the rows see; None where they see nothing.
-    """
-
-    keys: Float[Tensor, "layers kv_heads columns head_dim"]
-    values: Float[Tensor, "layers kv_heads columns value_dim"]
-    rows: Rows
-    starts: slice | None
-    sights: dict[int | None, Sight | None]
-
-
-@dataclass(slots=True, eq=False)
-class Attending:
-    """How the rows of one forward attend; travels as a keyword of the forward.
-
-    Attributes:
-        parts: All that is attended.
-        turns: By how much the rows of documents are turned back.
-        windows: The window of each layer, or None.
-        served: Layers that have attended.
-    """
-
-    parts: list[Part]
-    turns: Turns
-    windows: Sequence[int | None]
-    backend: Backend
-    served: set[int] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, runs: Sequence[Run], runner: Runner, *, backend: Backend | None = None) -> "Attending":
-        """Lay out who attends what in a forward whose rows are those of the runs, in their order."""
-        parts = _Parts(tuple(dict.fromkeys(runner.layer_windows)), runner.device)
-        readers: dict[tuple[int, int], list[_Reading]] = {}  # by document, and how often the request had it before
-        first = 0
-        for run in runs:
-            rows = torch.arange(first, first + len(run.positions))
-            parts.add_own(run, rows)
-            times = Counter[int]()
-            for document, start in run.documents:
-                behind = run.positions >= start
-                if bool(behind.any()):
-                    reading = _Reading(document, rows[behind], run.positions[behind], start)
-                    readers.setdefault((id(document), times[id(document)]), []).append(reading)
-                    times[id(document)] += 1
-            first += len(rows)
-        for reading in readers.values():
-            parts.add_document(reading)
-        starts = torch.tensor(parts.starts, dtype=torch.long, device=runner.device)
-        head_dim = runner.geometry.head_dim
-        return cls(
-            parts=parts.found,
-            turns=Turns.back(runner.rotary, starts, head_dim=head_dim, dtype=runner.dtype),
-            windows=runner.layer_windows,
-            backend=backend or backend_for(runner.device),
-        )
-
-    def attend(
-        self,
-        query: Float[Tensor, "1 heads rows head_dim"],
-        layer: int,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Float[Tensor, " heads"] | None = None,
-    ) -> Float[Tensor, "1 rows heads value_dim"]:
-        """Return what rotated queries of one layer find in all their parts."""
-        self.served.add(layer)
-        here, window = query[0], self.windows[layer]
-        quarter = self.turns.quarter(here, layer)
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        lse = torch.full((len(self.parts), *here.shape[:2]), -torch.inf, dtype=dtype, device=query.device)
-        found: list[Found] = []
-        for number, part in enumerate(self.parts):
-            if (sight := part.sights[window]) is None:
-                continue
-            asked = here[:, part.rows]
-            if part.starts is not None:
-                asked = self.turns.turn(here, quarter, layer, part.rows, part.starts)
-            values, lse[number, :, part.rows] = self.backend(
-                asked, part.keys[layer], part.values[layer], scale=scale, sight=sight, softcap=softcap
-            )
-            found.append((number, part.rows, values))
-        return merge(found, lse, sinks=sinks).to(query.dtype)[None]
 
 
 class SharedCache(Cache):
@@ -271,76 +112,3 @@ def forward(
     if watched:
         runner.require_turning(cache.turned)
     return logits
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reading:
-    """Rows of one request that attend a document, at their global positions, and where it starts for them."""
-
-    document: Readable
-    rows: Int[Tensor, " rows"]
-    positions: Int[Tensor, " rows"]
-    start: int
-
-
-class _Parts:
-    """Parts in the making."""
-
-    def __init__(self, windows: Sequence[int | None], device: torch.device) -> None:
-        self.found: list[Part] = []
-        self.starts: list[int] = []
-        self._windows = windows
-        self._device = device
-
-    def add_own(self, run: Run, rows: Tensor) -> None:
-        """Add what a request has computed before, and its new rows."""
-        own, before, here = run.own, run.own.length, run.positions
-        stop = before + len(rows)
-        if before:
-            known = own.keys[:, :, :before], own.values[:, :, :before]
-            self._add(*known, rows, None, self._sights(here, own.positions[:before]))
-        new = own.keys[:, :, before:stop], own.values[:, :, before:stop]
-        self._add(*new, rows, None, self._sights(here, here, causal=True))
-
-    def add_document(self, readings: Sequence[_Reading]) -> None:
-        """Add a document with all rows that attend it."""
-        document = readings[0].document
-        rows = torch.cat([reading.rows for reading in readings])
-        positions = torch.cat([reading.positions - reading.start for reading in readings])
-        sights = self._sights(positions, torch.arange(document.num_tokens))
-        first = len(self.starts)
-        if len({reading.start for reading in readings}) == 1:
-            self.starts.append(readings[0].start)
-        else:
-            self.starts += [reading.start for reading in readings for _ in reading.rows]
-        self._add(document.keys, document.values, rows, slice(first, len(self.starts)), sights)
-
-    def _sights(self, positions: Tensor, columns: Tensor, *, causal: bool = False) -> dict[int | None, Sight | None]:
-        return {size: _sight(positions, columns, causal=causal, window=size) for size in self._windows}
-
-    def _add(
-        self,
-        keys: Tensor,
-        values: Tensor,
-        rows: Tensor,
-        starts: slice | None,
-        sights: dict[int | None, Sight | None],
-    ) -> None:
-        self.found.append(Part(keys, values, _places(rows, self._device), starts, sights))
-
-
-def _places(rows: Int[Tensor, " rows"], device: torch.device) -> Rows:
-    """Return rows as a slice, which is read without a copy, where they stand side by side."""
-    first, stop = int(rows[0]), int(rows[-1]) + 1
-    return slice(first, stop) if rows.tolist() == list(range(first, stop)) else rows.to(device)
-
-
-def _sight(
-    positions: Int[Tensor, " rows"], columns: Int[Tensor, " columns"], *, causal: bool, window: int | None
-) -> Sight | None:
-    """Return what rows see of columns through a window of positions; None for nothing."""
-    if window is None or int(positions.max()) - int(columns[0]) < window:
-        return Sight(causal=causal)
-    groups = torch.zeros_like(positions), torch.zeros_like(columns)
-    seen = reference_mask(positions, groups[0], columns, groups[1], window=window)
-    return Sight(mask=seen) if bool(seen.any()) else None

@@ -63,8 +63,8 @@ class Turns:
         quarter: Float[Tensor, "heads all_rows head_dim"],
         layer: int,
         rows: Rows,
-        starts: slice,
-    ) -> Float[Tensor, "heads rows head_dim"]:
+        starts: Rows,
+    ) -> Float[Tensor, "heads _rows head_dim"]:
         """Return some rows of rotated queries turned back; computed in the tables' dtype, given in the queries'.
 
         Args:

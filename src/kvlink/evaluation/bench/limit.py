@@ -14,8 +14,9 @@ from kvlink.core.layout import Kind, Layout, Prompt
 from kvlink.engine.stream import greedy
 from kvlink.evaluation.timing import Arm
 from kvlink.models.links import LinkTokens, embed
+from kvlink.models.rows import OwnRows, Run
 from kvlink.models.runner import Runner
-from kvlink.models.shared import OwnRows, Run, forward
+from kvlink.models.shared import forward
 
 
 def limit_arm(runner: Runner, prompt: Prompt, *, links: LinkTokens | None, known: int) -> Arm:

@@ -31,7 +31,7 @@ class LlamaCpp:
             InputError: The package is not installed, or cannot read the file.
         """
         try:
-            from llama_cpp import Llama
+            from llama_cpp import Llama  # pyright: ignore[reportMissingImports]
         except ImportError as error:
             raise InputError("the arm llama.cpp needs llama-cpp-python: pip install 'kvlink[llama]'") from error
         threads = torch.get_num_threads()

@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kvlink.models.rows import OwnRows, Run
 from kvlink.models.runner import Runner
-from kvlink.models.shared import OwnRows, Run, forward
+from kvlink.models.shared import forward
 
 
 @dataclass(frozen=True, slots=True, eq=False)
