@@ -58,9 +58,9 @@ class Live:
 
 
 @contextmanager
-def live(served: Served, *, key: str = "", **options: Any) -> Generator[Live]:
-    """Serve until the block is left."""
-    app = make_app(served, keys=Keys([key] if key else []), **options)
+def live(served: Served, *, key: str = "", keys: Keys | None = None, **options: Any) -> Generator[Live]:
+    """Serve until the block is left, to whoever has the key."""
+    app = make_app(served, keys=keys or Keys([key] if key else []), **options)
     server = uvicorn.Server(
         uvicorn.Config(app, host=LOOPBACK, port=0, log_level="warning", timeout_graceful_shutdown=10)
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,15 +14,20 @@ from live import MODEL, Live, live, tiny_engine, until
 from kvlink.engine.library import Library
 from kvlink.engine.sampling import SamplingParams
 from kvlink.server.served import Served
+from kvlink.store.disk import DiskStore
 
 pytestmark = pytest.mark.enable_socket
 
 QUESTION = "When?"
+DOCUMENTS, ROUNDS = 20, 10
+GAP = 1e-4
+"""By how much the logprobs of two texts differ at least; the same text computed otherwise differs by much less."""
+
 ASKED: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": QUESTION}],
     "temperature": 0,
-    "max_tokens": 2,
+    "max_tokens": 1,
     "logprobs": True,
 }
 
@@ -113,48 +119,151 @@ def test_without_a_library_ids_are_unknown(tmp_path: Path) -> None:
         assert server.send("POST", "/v1/chat/completions", {**ASKED, "documents": [{"text": "x"}]})[0] == 200
 
 
-def test_no_answer_uses_a_text_that_was_replaced_before_it_was_asked(shelves: Live) -> None:
-    """40 updates under load. Each text gives its own first logprob, so an answer tells which text it has read."""
-    texts: list[str] = []
-    wanted: list[float] = []
-    for number in range(400):
-        text = f"The office number {number * 37 % 101} opens at {number} o'clock."
-        job = shelves.served.engine.job([text], QUESTION, max_new_tokens=2, sampling=SamplingParams(logprobs=0))
-        shelves.served.engine.submit(job)
-        until(lambda job=job: job.has_ended)
-        value = job.pieces()[0].token.logprob
-        if all(abs(value - other) > 1e-4 for other in wanted):  # else two texts could not be told apart
-            texts.append(text)
-            wanted.append(value)
-        if len(texts) == 41:
-            break
-    assert len(texts) == 41
-    put = acknowledged = 0
-    over = Event()
-    shelves.send("PUT", "/v1/documents/office", {"text": texts[0]})
+def test_many_documents_are_put_at_once_each_for_itself(shelves: Live) -> None:
+    wanted = [
+        {"id": "a", "text": "The hut lies below the pass.", "metadata": {"page": 1}},
+        {"id": "b", "text": " "},
+        {"id": "\n", "text": "x"},
+        {"id": "c", "text": "The office opens at seven.", "title": "Office"},
+    ]
+    status, body, _ = shelves.send("POST", "/v1/documents", {"documents": wanted})
+    assert status == 200
+    assert [row["outcome"] for row in body["data"]] == ["added", "refused", "refused", "added"]
+    assert "blank" in body["data"][1]["error"]["message"]
+    assert body["data"][2]["error"]["code"] == "invalid_id"
+    assert shelves.send("GET", "/v1/documents/a")[1]["metadata"] == {"page": 1}
+    again = shelves.send("POST", "/v1/documents", {"documents": wanted[:1]})[1]
+    assert [row["outcome"] for row in again["data"]] == ["unchanged"]
+    assert shelves.send("POST", "/v1/documents", {"documents": []})[0] == 400
+    assert shelves.send("POST", "/v1/documents", {"documents": [{"text": "x"}]})[0] == 400
+    until(lambda: states(shelves) == {"a": "ready", "c": "ready"})
 
-    def read() -> list[tuple[int, int, int]]:
+
+def test_a_list_comes_in_pages(shelves: Live) -> None:
+    ids = [f"{number:02}" for number in range(7)]
+    shelves.send("POST", "/v1/documents", {"documents": [{"id": one, "text": f"Text {one}."} for one in ids]})
+    found: list[str] = []
+    has_more, after = True, ""
+    while has_more:
+        body = shelves.send("GET", f"/v1/documents?limit=3&after={after}")[1]
+        found += [row["id"] for row in body["data"]]
+        has_more, after = body["has_more"], found[-1]
+    assert found == ids
+    assert shelves.send("GET", "/v1/documents?limit=0")[0] == 400
+
+
+def test_a_document_is_queued_then_encoding_then_ready(shelves: Live) -> None:
+    engine, held = shelves.served.engine, Event()
+    engine.call(held.wait)
+    try:
+        documents = [{"id": one, "text": f"The {one} opens at seven."} for one in ("hall", "office")]
+        shelves.send("POST", "/v1/documents", {"documents": documents})
+        until(lambda: sorted(states(shelves).values()) == ["encoding", "queued"])
+    finally:
+        held.set()
+    until(lambda: states(shelves) == {"hall": "ready", "office": "ready"})
+
+
+def test_a_document_that_cannot_be_kept_says_why_and_is_answered_all_the_same(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "entries", budget_bytes=20_000)
+    with (
+        tiny_engine(store) as engine,
+        Library(tmp_path, engine) as library,
+        live(Served(engine=engine, library=library, model=MODEL)) as server,
+    ):
+        server.send("PUT", "/v1/documents/long", {"text": "The office opens at seven. " * 10})
+        until(lambda: states(server) == {"long": "failed"})
+        (row,) = server.send("GET", "/v1/documents")[1]["data"]
+        assert "budget" in row["reason"]
+        (used,) = ask(server, "long")["usage"]["kvlink"]["documents"]
+        assert used["source"] == "encoded"
+        server.send("PUT", "/v1/documents/long", {"text": "Short."})
+        until(lambda: states(server) == {"long": "ready"})
+
+
+def test_near_duplicates_are_told_with_what_they_cost(shelves: Live) -> None:
+    text = " ".join(f"Sentence {number} of the handbook says something of its own." for number in range(40))
+    for one, said in (("a", text), ("b", f"{text} Once more."), ("c", "Bread is baked on Tuesdays. " * 30)):
+        shelves.send("PUT", f"/v1/documents/{one}", {"text": said})
+    until(lambda: set(states(shelves).values()) == {"ready"})
+    body = shelves.send("GET", "/v1/library")[1]
+    (pair,) = body["near_duplicates"]
+    assert pair["ids"] == ["a", "b"]
+    assert 0 < pair["bytes"] < body["bytes"]
+    assert body["states"] == {"queued": 0, "encoding": 0, "ready": 3, "failed": 0}
+    assert body["documents"] == 3
+
+
+def first_logprobs(server: Live, texts: list[str]) -> list[float | None]:
+    """Return what tells a text: the first logprob of an answer from it alone; None where the answer is empty."""
+    engine = server.served.engine
+    options: dict[str, Any] = {"max_new_tokens": 1, "sampling": SamplingParams(logprobs=0)}
+    jobs = [engine.job([text], QUESTION, **options) for text in texts]
+    for job in jobs:
+        engine.submit(job)
+    until(lambda: all(job.has_ended for job in jobs))
+    firsts = [job.pieces()[0].token for job in jobs]
+    return [None if one.id in engine.prompter.end_ids else one.logprob for one in firsts]
+
+
+def versions_of(server: Live, document: int) -> tuple[list[str], list[float]]:
+    """Return texts of one document that can be told apart by their answers, and how."""
+    texts: list[str] = []
+    told: list[float] = []
+    candidates = [f"Office {document} number {number * 37 % 101} opens at {number} o'clock." for number in range(14)]
+    for text, value in zip(candidates, first_logprobs(server, candidates), strict=True):
+        if len(texts) <= ROUNDS and value is not None and all(abs(value - other) > GAP for other in told):
+            texts.append(text)
+            told.append(value)
+    assert len(texts) == ROUNDS + 1
+    return texts, told
+
+
+def test_no_answer_uses_a_text_that_was_replaced_before_it_was_asked(shelves: Live) -> None:
+    """200 updates under load: each of 20 documents is changed 10 times, and every answer is checked by its content."""
+    texts, told = zip(*(versions_of(shelves, number) for number in range(DOCUMENTS)), strict=True)
+    put, acknowledged = [0] * DOCUMENTS, [0] * DOCUMENTS
+    over = Event()
+
+    def read(number: int) -> int:
+        value = first_logprob(ask(shelves, str(number)))
+        version = min(range(ROUNDS + 1), key=lambda one: math.fabs(told[number][one] - value))
+        assert abs(told[number][version] - value) < GAP / 4
+        return version
+
+    def change(version: int, *, at_once: bool) -> None:
+        bodies = [{"id": str(number), "text": texts[number][version]} for number in range(DOCUMENTS)]
+        if at_once:
+            put[:] = [version] * DOCUMENTS
+            assert shelves.send("POST", "/v1/documents", {"documents": bodies})[0] == 200
+            acknowledged[:] = put
+        for number in range(DOCUMENTS):
+            if not at_once:
+                put[number] = version
+                assert shelves.send("PUT", f"/v1/documents/{number}", {"text": texts[number][version]})[0] == 200
+                acknowledged[number] = version
+            if number % 5 == version % 5:
+                assert read(number) == version, f"update {version} of {number} was acknowledged, and not read"
+
+    def load() -> list[tuple[int, int, int]]:
         found: list[tuple[int, int, int]] = []
-        while not over.is_set():
-            least = acknowledged
-            value = first_logprob(ask(shelves, "office"))
-            read = min(range(41), key=lambda number: math.fabs(wanted[number] - value))
-            assert abs(wanted[read] - value) < 2e-5
-            found.append((least, read, put))
+        for turn in count():
+            if over.is_set():
+                return found
+            number = turn * 7 % DOCUMENTS
+            least = acknowledged[number]
+            found.append((least, read(number), put[number]))
         return found
 
-    with ThreadPoolExecutor(3) as pool:
-        readers = [pool.submit(read) for _ in range(3)]
+    change(0, at_once=True)
+    with ThreadPoolExecutor(1) as pool:
+        readers = [pool.submit(load)]
         try:
-            for number in range(1, 41):
-                put = number
-                assert shelves.send("PUT", "/v1/documents/office", {"text": texts[number]})[0] == 200
-                acknowledged = number
-                value = first_logprob(ask(shelves, "office"))
-                assert abs(wanted[number] - value) < 2e-5, f"update {number} was acknowledged, and not read"
+            for version in range(1, ROUNDS + 1):
+                change(version, at_once=version % 2 == 0)
         finally:
             over.set()
         seen = [row for reader in readers for row in reader.result()]
-    assert len(seen) >= 40
-    assert all(least <= read <= most for least, read, most in seen)
-    assert len({read for _, read, _ in seen}) > 5
+    assert len(seen) >= DOCUMENTS
+    assert all(least <= version <= most for least, version, most in seen)
+    assert len({version for _, version, _ in seen}) > ROUNDS / 3

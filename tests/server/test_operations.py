@@ -140,7 +140,7 @@ def test_health_readiness_and_metrics_are_told(server: Live) -> None:
     assert float(rows["kvlink_inter_token_seconds_count"]) >= 2
     assert float(rows['kvlink_prompt_tokens_total{kind="computed"}']) > 0
     assert float(rows["kvlink_requests_running"]) == 0
-    assert "kvlink_store_evictions_total" in rows
+    assert 'kvlink_tier_evictions_total{tier="device"}' in rows
     assert any(name.startswith("kvlink_documents_total{source=") for name in rows)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from kvlink.cli import (
     bench,
+    chat,
     demo,
     doctor,
     documents,
@@ -42,7 +43,9 @@ app.command()(documents.plan)
 app.command()(model.probe)
 app.command()(evaluate.evaluate)
 app.command()(report.report)
-app.command()(serve.serve)
+app.command(context_settings={"auto_envvar_prefix": "KVLINK"})(serve.serve)
+app.command()(serve.key)
+app.command()(chat.chat)
 app.command()(doctor.doctor)
 app.command()(train.train)
 app.command()(demo.demo)

@@ -1,6 +1,10 @@
-"""`serve`: the API of OpenAI over one model and its documents, until a signal."""
+"""`serve`: the API of OpenAI over one model and its documents, until a signal. `key`: a key for a tenant.
+
+Every option of `serve` is also a variable and a key of the settings file; the nearer one wins: option, variable, file.
+"""
 
 import os
+import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +14,38 @@ import typer
 from kvlink.cli import options, show
 
 
+def read_settings(context: Any, path: Path | None) -> Path | None:
+    """Take a settings file's values for options that are given nowhere else."""
+    if path is not None:
+        found = settings_of(path)
+        found.pop("keys", None)
+        known = {one.name for one in context.command.params} - {"config", "help"}
+        if unknown := found.keys() - known:
+            raise typer.BadParameter(f"{path} sets {', '.join(sorted(unknown))}; may be: {', '.join(sorted(known))}")
+        context.default_map = {**(context.default_map or {}), **found}
+    return path
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """Return what a settings file says."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read as TOML: {error}") from error
+
+
 def serve(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            envvar="KVLINK_CONFIG",
+            is_eager=True,
+            callback=read_settings,
+            help="A settings file in TOML: options by name, and [[keys]] for tenants.",
+            show_default=False,
+        ),
+    ] = None,
     library: Annotated[
         Path | None,
         typer.Option(
@@ -42,10 +77,32 @@ def serve(
     deadline: Annotated[
         float, typer.Option("--deadline", min=0.001, help="Seconds after which a request is given up.")
     ] = 600.0,
+    elements: Annotated[
+        bool, typer.Option("--elements", help="Read <document> elements in messages of users as documents.")
+    ] = False,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option("--max-prompt-tokens", min=1, help="Longest prompt.", show_default="the model's context"),
+    ] = None,
     max_body: Annotated[int, typer.Option("--max-body", min=1, help="Megabytes of the largest request.")] = 16,
     drain: Annotated[
         int, typer.Option("--drain", min=0, help="Seconds that requests under way have after SIGTERM.")
     ] = 30,
+    shadow_rate: Annotated[
+        float, typer.Option("--shadow-rate", min=0, max=1, help="Share of answers that is also scored in full.")
+    ] = 0.0,
+    shadow_agreement: Annotated[
+        float,
+        typer.Option(
+            "--shadow-agreement",
+            min=0,
+            max=1,
+            help="Reuse nothing any more once scored answers agree on fewer of their tokens; 0 for never.",
+        ),
+    ] = 0.0,
+    traces: Annotated[
+        bool, typer.Option("--traces", help="Send OpenTelemetry traces; needs the extra `traces`.")
+    ] = False,
     model: options.Model = "demo",
     store: options.Store = None,
     remote: options.Remote = None,
@@ -61,7 +118,8 @@ def serve(
 ) -> None:
     """Serve OpenAI's API, with documents: chat, completions, documents under ids, health and metrics.
 
-    A library's entries lie in its folder unless --store says otherwise. Needs the extra `server`.
+    A library's entries lie in its folder unless --store says otherwise. Needs the extra `server`. Each option may also
+    be set as a variable (--max-queue: KVLINK_MAX_QUEUE) or in the file of --config (max_queue = 100).
 
     Example: kvlink serve --library handbook.library --port 8000
     """
@@ -74,9 +132,13 @@ def serve(
         from kvlink.server.auth import Keys, check_address
         from kvlink.server.serve import serve as run
         from kvlink.server.served import Served
+        from kvlink.server.shadow import Shadow
+        from kvlink.server.tenants import granted
+        from kvlink.server.traces import exporting
     except ImportError as error:
         raise InputError(f"serving needs {error.name}: pip install 'kvlink[server]'") from error
-    keys = Keys(api_key or ())
+    rows = [] if config is None else settings_of(config).get("keys", [])
+    keys = Keys(api_key or (), granted(rows, secret=options.secret()))
     check_address(host, keys, insecure=insecure)  # before a model is loaded
     limits = Limits(
         max_running=max_running,
@@ -105,6 +167,26 @@ def serve(
             max_new_tokens=max_new_tokens,
             deadline_s=deadline,
             max_bytes=max_body << 20,
+            tenants=keys.tenants,
+            elements=elements,
+            max_prompt_tokens=max_prompt_tokens,
+            shadow=Shadow(rate=shadow_rate, least_agreement=shadow_agreement) if shadow_rate else None,
+            traces=exporting() if traces else None,
         )
         show.err.print(f"serving {served.model} on http://{host}:{port}/v1", highlight=False)
         run(served, host=host, port=port, keys=keys, insecure=insecure, drain_s=drain)
+
+
+def key(tenant: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None:
+    """Make a key for a tenant: the key itself, once, on standard output; what a settings file keeps on standard error.
+
+    Example: kvlink key acme
+    """
+    import secrets
+
+    from kvlink.server.tenants import digest_of
+
+    made = f"kv-{secrets.token_urlsafe(32)}"
+    typer.echo(made)
+    name = tenant.replace("\\", "\\\\").replace('"', '\\"')
+    typer.echo(f'[[keys]]\ntenant = "{name}"\nsha256 = "{digest_of(made).hex()}"', err=True)

@@ -247,7 +247,7 @@ class Catalogue:
 
     def checkpoint(self) -> bool:
         """Move everything out of the write-ahead log and empty it; False while another process reads it."""
-        with self._explained():
+        with self._lock, self._explained():  # not in the middle of another thread's transaction
             return not self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
 
     def close(self) -> None:

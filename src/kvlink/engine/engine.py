@@ -308,16 +308,19 @@ class Engine(Opened):
             )
         return self._worker
 
-    def over(self, loader: Loader, *, uses: Callable[[str], bool] = lambda _: True) -> "Engine":
+    def over(
+        self, loader: Loader, *, uses: Callable[[str], bool] = lambda _: True, asker: bytes | None = None
+    ) -> "Engine":
         """Return an engine for other documents: the same model, device tier and known beginnings, another loader.
 
         Args:
             loader: Of the same model; its scope shares nothing with others.
             uses: Whether a document's name is used; what is not does not stay on the device.
+            asker: The scope of who asks, whose known beginnings are nobody else's; that of the documents if None.
         """
         sessions = self.sessions
         if sessions is not None:
-            root = (*sessions.root[:-1], loader.identity.scope.hex())
+            root = (*sessions.root[:-1], (loader.identity.scope if asker is None else asker).hex())
             sessions = sessions.over(sessions.residency.over(loader, uses=uses), root=root)
         return Engine(
             runner=self.runner,

@@ -67,6 +67,18 @@ class Library:
         """
         return self._engine(SHARED)
 
+    def engine_of(self, scope: bytes, *, asker: bytes | None = None) -> Engine:
+        """Return the engine of a scope's documents.
+
+        Args:
+            asker: Another scope, of who asks about them: what was computed behind the documents is its own.
+
+        Raises:
+            InputError: The library was opened without an engine.
+        """
+        engine = self._engine(scope)
+        return engine if asker in (None, scope) else engine.over(engine.loader, uses=self._catalogue.uses, asker=asker)
+
     def put(
         self,
         id: str,  # noqa: A002 (it is one)
@@ -126,6 +138,10 @@ class Library:
         for record in self._catalogue.records(scope=scope, ids=[id]):
             return record
         raise InputError(f"the library has no {id}; kvlink library ls shows what it has")
+
+    def known(self, ids: Sequence[str], *, scope: bytes = SHARED) -> list[str]:
+        """Return those of some ids that have a document, in their order."""
+        return [record.id for record in self._catalogue.records(scope=scope, ids=ids)]
 
     def documents(self, ids: Sequence[str] | None = None, *, scope: bytes = SHARED) -> list[Document]:
         """Return current texts, named by their ids: all of a scope by id, or these in their order.

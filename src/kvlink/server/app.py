@@ -1,8 +1,12 @@
 """The application: routes, what they share, and how every error is told. Begins and ends the engine's thread."""
 
 import asyncio
+import json
+import logging
+import traceback
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -16,8 +20,16 @@ from kvlink.core.errors import KVLinkError
 from kvlink.server import documents, generation
 from kvlink.server.auth import Keys
 from kvlink.server.door import Door
+from kvlink.server.rebuilding import Rebuilding, cancelled
 from kvlink.server.refusals import Refused, answer, invalid, refusal_of
 from kvlink.server.served import Served
+
+log = logging.getLogger("kvlink.server")
+
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 LOOPBACK = ["127.0.0.1", "localhost"]
 
@@ -33,24 +45,27 @@ def make_app(served: Served, *, keys: Keys | None = None, hosts: list[str] | Non
     Raises:
         InputError: Served while the application runs: the engine assembles documents for each prompt.
     """
-    rebuilding = documents.Rebuilding(served)
+    rebuilding = Rebuilding(served)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         served.engine.start()
         app.state.ready = True
-        task = asyncio.create_task(rebuilding.run())
+        tasks = [asyncio.create_task(rebuilding.run())]
+        if served.shadow is not None:
+            tasks.append(asyncio.create_task(served.shadow.run(served)))
         try:
             yield
         finally:
             app.state.ready = False
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            for task in tasks:
+                await cancelled(task)
             await asyncio.to_thread(served.engine.stop)
+            if served.traces is not None:
+                await asyncio.to_thread(served.traces.close)
 
     app = FastAPI(title="KVLink", docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.state.ready = False
+    app.state.ready, app.state.served = False, served
     app.include_router(generation.routes(served))
     app.include_router(documents.routes(served, rebuilding))
     _add_operations(app, served)
@@ -62,7 +77,7 @@ def make_app(served: Served, *, keys: Keys | None = None, hosts: list[str] | Non
 
 
 def _add_operations(app: FastAPI, served: Served) -> None:
-    made = int(time())
+    made, page = int(time()), (Path(__file__).parent / "dashboard.html").read_text("utf-8")
     model = {"id": served.model, "object": "model", "created": made, "owned_by": "kvlink"}
 
     @app.get("/v1/models")
@@ -86,6 +101,11 @@ def _add_operations(app: FastAPI, served: Served) -> None:
         """Return 200 while requests are taken, else 503."""
         return answer({"ready": app.state.ready}, status=200 if app.state.ready else 503)
 
+    @app.get("/dashboard")
+    async def dashboard() -> Response:
+        """Return a page that shows the metrics; it holds nothing itself, and loads nothing from elsewhere."""
+        return Response(page, media_type="text/html", headers={"content-security-policy": POLICY})
+
     @app.get("/metrics")
     async def metrics() -> Response:
         """Return counters for Prometheus."""
@@ -98,8 +118,11 @@ def _add_errors(app: FastAPI) -> None:
         return error.response
 
     @app.exception_handler(KVLinkError)
-    async def ours(_: Request, error: KVLinkError) -> Response:
-        return refusal_of(error).response
+    async def ours(request: Request, error: KVLinkError) -> Response:
+        refused = refusal_of(error)
+        if refused.status == 500:
+            _log_fault(request, error)
+        return refused.response
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
@@ -110,7 +133,15 @@ def _add_errors(app: FastAPI) -> None:
         return Refused(error.status_code, str(error.detail)).response
 
     @app.exception_handler(Exception)
-    async def unforeseen(_: Request, error: Exception) -> Response:
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        _log_fault(request, error)
         return Refused(500, f"the request failed: {type(error).__name__}", code="failed").response
 
     _: Any = (refused, ours, malformed, http, unforeseen)
+
+
+def _log_fault(request: Request, error: Exception) -> None:
+    """Tell the operator where a request failed: files and lines, but no message, which may quote what was asked."""
+    where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
+    row = {"id": request.scope["kvlink.id"], "fault": type(error).__name__, "at": where[-8:]}
+    log.error("%s", json.dumps(row))

@@ -1,71 +1,40 @@
-"""`/v1/documents` and `/v1/warm`: a library over HTTP, and the task that makes its entries while there is time.
+"""`/v1/documents`, `/v1/library` and `/v1/warm`: a library over HTTP, each tenant's own part of it.
 
 Texts are read and put by any thread (SQLite serialises them); what touches the model, the device or the store's
 objects runs in the engine's thread, between two steps.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from kvlink.core.document import Document
 from kvlink.core.errors import InputError, StoreError
-from kvlink.engine.record import Record
+from kvlink.engine.engine import Engine
+from kvlink.engine.overview import Overview
+from kvlink.engine.record import Put
 from kvlink.engine.usage import DocumentUsage
-from kvlink.server.protocol import DocumentBody, WarmRequest
-from kvlink.server.refusals import Refused, answer
+from kvlink.server.protocol import DocumentBody, DocumentsBody, WarmRequest
+from kvlink.server.rebuilding import Rebuilding, in_engine
+from kvlink.server.refusals import Refused, answer, refusal_of
 from kvlink.server.served import Served
-
-log = logging.getLogger("kvlink.server")
+from kvlink.server.view import View
 
 LONGEST_ID = 512
-
-Found = TypeVar("Found")
-
-
-class Rebuilding:
-    """Makes the entries of documents that were put, one at a time, between the steps of requests."""
-
-    def __init__(self, served: Served) -> None:
-        self._served = served
-        self._wanted = asyncio.Event()
-        self._wanted.set()  # what an earlier process left
-
-    def want(self) -> None:
-        """Say that a document was put."""
-        self._wanted.set()
-
-    async def run(self) -> None:
-        """Go on until it is cancelled."""
-        library = self._served.library
-        if library is None:
-            return
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            try:
-                rows = await asyncio.to_thread(library.rows)
-                for row in rows:
-                    if row.state == "pending":
-                        await self._encode(row.id)
-                await in_engine(self._served, library.work)  # what is left: entries of old texts, above all
-            except Exception as error:  # requests encode what they need; the next put tries again
-                log.warning("documents wait to be encoded: %s", type(error).__name__)
-
-    async def _encode(self, one: str) -> None:
-        with suppress(Refused):  # it was deleted meanwhile
-            found = await asyncio.to_thread(self._served.texts, [one])
-            await in_engine(self._served, lambda: _encoded(self._served, found[one]))
+PAGE = 1000
+"""Documents of one list, at most."""
 
 
-async def in_engine(served: Served, function: Callable[[], Found]) -> Found:
-    """Return what a function finds in the thread that runs the engine."""
-    return await asyncio.wrap_future(served.engine.call(function))
+def view_of(request: Request) -> View:
+    """Return what whoever asks sees."""
+    return request.app.state.served.view(request.scope["kvlink.tenant"])
+
+
+Seen = Annotated[View, Depends(view_of)]
 
 
 def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
@@ -73,29 +42,42 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
     router = APIRouter(prefix="/v1")
 
     @router.put("/documents/{name:path}")
-    async def put(name: str, body: DocumentBody) -> Response:
+    async def put(name: str, body: DocumentBody, view: Seen) -> Response:
         """Make a text the current one; once this is answered, every new request uses it."""
-        library = served.shelves()
         one = _checked(name)
-        put = await asyncio.to_thread(library.put, one, body.text, body.title, body.metadata)
+        put = await asyncio.to_thread(view.put, one, body.text, body.title, body.metadata)
         rebuilding.want()
-        row = {"id": put.id, "object": "document", "outcome": put.outcome, "tokens": put.tokens}
-        return answer({**row, "segments": put.segments}, status=201 if put.outcome == "added" else 200)
+        return answer(_put_row(put), status=201 if put.outcome == "added" else 200)
+
+    @router.post("/documents")
+    async def put_many(body: DocumentsBody, view: Seen) -> Response:
+        """Put many texts, each as if alone: a row for each says what became of it."""
+        rows: list[dict[str, Any]] = []
+        for one in body.documents:
+            try:
+                put = await asyncio.to_thread(view.put, _checked(one.id), one.text, one.title, one.metadata)
+                rows.append(_put_row(put))
+            except (InputError, Refused) as error:
+                refused = error if isinstance(error, Refused) else refusal_of(error)
+                rows.append({"id": one.id, "object": "document", "outcome": "refused", **refused.body})
+        rebuilding.want()
+        return answer({"object": "list", "data": rows})
 
     @router.get("/documents/{name:path}")
-    async def get(name: str) -> Response:
+    async def get(name: str, view: Seen) -> Response:
         """Return a document as it was put."""
-        record = await asyncio.to_thread(_record, served, _checked(name))
+        record = await asyncio.to_thread(view.get, _checked(name))
         row = {"id": record.id, "object": "document", "title": record.title, "text": record.text}
         return answer({**row, "metadata": dict(record.metadata)})
 
     @router.delete("/documents/{name:path}")
-    async def delete(name: str) -> Response:
+    async def delete(name: str, view: Seen) -> Response:
         """Remove a document; no request that comes later uses it. `gone` says whether all of its bytes are, too."""
-        library, one = served.shelves(), _checked(name)
-        await asyncio.to_thread(_record, served, one)
+        library, one, scope = view.library, _checked(name), view.tenant.scope
+        if not await asyncio.to_thread(lambda: library.known([one], scope=scope)):
+            raise Refused(404, f"the library has no {one}", code="document_not_found")
         try:
-            gone = await in_engine(served, lambda: library.remove(one))
+            gone = await in_engine(served, lambda: library.remove(one, scope=scope))
         except StoreError:  # no request uses it any more; the next removal goes on
             gone = False
         except InputError as error:  # somebody else was faster
@@ -103,49 +85,74 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
         return answer({"id": one, "object": "document", "deleted": True, "gone": gone})
 
     @router.get("/documents")
-    async def listed() -> Response:
-        """Return every document with its state: `ready`, or `pending` until its entries are made."""
-        rows = await asyncio.to_thread(served.shelves().rows)
-        return answer(
-            {
-                "object": "list",
-                "data": [
-                    {
-                        "id": row.id,
-                        "object": "document",
-                        "status": row.state,
-                        "tokens": row.tokens,
-                        "segments": row.segments,
-                        "bytes": row.bytes,
-                    }
-                    for row in rows
-                ],
-            }
-        )
+    async def listed(
+        view: Seen, limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE, after: Annotated[str, Query()] = ""
+    ) -> Response:
+        """Return documents by id with their state: `queued`, `encoding`, `ready` or `failed`."""
+        rows, has_more = await asyncio.to_thread(_page, view, rebuilding, limit, after)
+        return answer({"object": "list", "data": rows, "has_more": has_more})
+
+    @router.get("/library")
+    async def library(view: Seen) -> Response:
+        """Return counts, bytes, and near-duplicates with what they cost."""
+        return answer(await asyncio.to_thread(_overview, view, rebuilding))
 
     @router.post("/warm")
-    async def warm(body: WarmRequest) -> Response:
+    async def warm(body: WarmRequest, view: Seen) -> Response:
         """Encode what some documents lack, so that the first request about them need not."""
         ids = [one if isinstance(one, str) else one.id for one in body.documents]
-        served.shelves()
-        found = await asyncio.to_thread(served.texts, ids)
+        found, engine = await asyncio.to_thread(view.read, ids)
         rows: list[dict[str, Any]] = []
         for document in found.values():
-            rows += [row.to_json() for row in await in_engine(served, lambda one=document: _encoded(served, one))]
+            made = await in_engine(served, lambda one=document: _encoded(engine, one))
+            rows += [row.to_json() for row in made]
         return answer({"object": "list", "data": rows})
 
     return router
 
 
-def _encoded(served: Served, document: Document) -> list[DocumentUsage]:
-    return served.shelves().engine.encode([document])
+def _encoded(engine: Engine, document: Document) -> Sequence[DocumentUsage]:
+    return engine.encode([document])
 
 
-def _record(served: Served, one: str) -> Record:
-    try:
-        return served.shelves().get(one)
-    except InputError as error:
-        raise Refused(404, str(error), code="document_not_found") from error
+def _put_row(put: Put) -> dict[str, Any]:
+    return {
+        "id": put.id,
+        "object": "document",
+        "outcome": put.outcome,
+        "tokens": put.tokens,
+        "segments": put.segments,
+    }
+
+
+def _page(view: View, rebuilding: Rebuilding, limit: int, after: str) -> tuple[list[dict[str, Any]], bool]:
+    own = sorted(view.listings(), key=lambda one: one.id)
+    left = [one for one in own if one.id > after]
+    rows: list[dict[str, Any]] = []
+    for row in Overview(left[:limit], view.library.store).rows():
+        state, reason = rebuilding.state(row)
+        told = {"status": state, "reason": reason} if reason else {"status": state}
+        size = {"tokens": row.tokens, "segments": row.segments, "bytes": row.bytes}
+        rows.append({"id": row.id, "object": "document", **told, **size})
+    return rows, len(left) > limit
+
+
+def _overview(view: View, rebuilding: Rebuilding) -> dict[str, Any]:
+    overview = Overview(view.listings(), view.library.store)
+    status = overview.status(jobs=0, removing=0)
+    states = [rebuilding.state(row)[0] for row in overview.rows()]
+    return {
+        "object": "library",
+        "documents": status.documents,
+        "tokens": status.tokens,
+        "bytes": status.bytes,
+        "quota_bytes": view.tenant.quota_bytes,
+        "used_bytes": view.used_bytes,
+        "states": {state: states.count(state) for state in ("queued", "encoding", "ready", "failed")},
+        "near_duplicates": [
+            {"ids": [pair.one, pair.other], "bits": pair.bits, "bytes": pair.bytes} for pair in status.near
+        ],
+    }
 
 
 def _checked(name: str) -> str:

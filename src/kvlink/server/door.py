@@ -1,4 +1,4 @@
-"""What every request passes before it is read: its id, its key, its size; and the one line that is logged of it.
+"""What every request passes before it is read: its id, its key, its pace, its size; and the one line logged of it.
 
 The line holds no prompt, no document and no id of one.
 """
@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from time import perf_counter
+from typing import Any
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -16,20 +17,28 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvlink.server.auth import OPEN, Keys
 from kvlink.server.metrics import Metrics
 from kvlink.server.refusals import Refused
+from kvlink.server.tenants import Pace
 
 log = logging.getLogger("kvlink.server")
 
 BODY_S = 60.0
 """How long a client may take to send its body."""
 
+OPERATORS = frozenset({"/metrics"})
+"""Paths that tell of all tenants, and so nothing to any of them."""
+
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Door:
-    """ASGI middleware around the whole server."""
+    """ASGI middleware around the whole server.
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, max_bytes: int, metrics: Metrics) -> None:
+    In the scope it leaves `kvlink.tenant`, `kvlink.id`, and `kvlink.facts`: a dict of what else is logged.
+    """
+
+    def __init__(self, app: ASGIApp, *, keys: Keys, max_bytes: int, metrics: Metrics, pace: Pace | None = None) -> None:
         self._app, self._keys, self._max_bytes, self._metrics = app, keys, max_bytes, metrics
+        self._pace = pace or Pace()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in, or refuse it."""
@@ -40,6 +49,8 @@ class Door:
         headers = Request(scope).headers
         asked = headers.get("x-request-id", "")
         name = asked if _ID.fullmatch(asked) else uuid4().hex
+        facts: dict[str, Any] = {}
+        scope["kvlink.facts"], scope["kvlink.id"] = facts, name
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -51,7 +62,7 @@ class Door:
         try:
             try:
                 if scope["path"] not in OPEN:
-                    self._keys.check(headers.get("authorization"))
+                    facts["tenant"] = self._admit(scope, headers.get("authorization"))
                 body = await self._body(receive, headers.get("content-length", ""))
             except Refused as refused:
                 await refused.response(scope, receive, named)
@@ -61,7 +72,26 @@ class Door:
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.requests.labels(route, status).inc()
             row = {"id": name, "method": scope["method"], "route": route, "status": status}
-            log.info("%s", json.dumps({**row, "seconds": round(perf_counter() - start, 4)}))
+            log.info("%s", json.dumps({**row, "seconds": round(perf_counter() - start, 4), **facts}))
+
+    def _admit(self, scope: Scope, header: str | None) -> str:
+        """Note who asks, and return the name.
+
+        Raises:
+            Refused: 401, 403 or 429; nobody is named, this is not for tenants, or the tenant asks too often.
+        """
+        tenant = self._keys.check(header)
+        if scope["path"] in OPERATORS and not tenant.is_operator:
+            raise Refused(403, f"{scope['path']} tells of all tenants: use an operator's key", code="forbidden")
+        if wait_s := self._pace.wait_s(tenant):
+            raise Refused(
+                429,
+                f"more than {tenant.requests_per_minute:g} requests a minute",
+                code="rate_limit_exceeded",
+                retry_after_s=wait_s,
+            )
+        scope["kvlink.tenant"] = tenant
+        return tenant.name
 
     async def _body(self, receive: Receive, length: str) -> bytes:
         """Read a body to its end.

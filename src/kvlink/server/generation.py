@@ -1,7 +1,4 @@
-"""`/v1/chat/completions` and `/v1/completions`: from a body to jobs, from jobs to a response, whole or streamed.
-
-Documents stand first in the last user's turn. All else is full attention; earlier turns are known beginnings.
-"""
+"""`/v1/chat/completions` and `/v1/completions`: from a body to jobs, from jobs to a response, whole or streamed."""
 
 import asyncio
 import json
@@ -13,16 +10,16 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kvlink.core.errors import ContextOverflow, KVLinkError
-from kvlink.core.layout import Turn
-from kvlink.engine.engine import Engine
 from kvlink.engine.job import Piece
-from kvlink.engine.request import DocumentLike
 from kvlink.engine.task import Task
-from kvlink.server.protocol import COMPLETION_TOKENS, Asked, ChatRequest, CompletionRequest, InlineDocument
+from kvlink.server.conversation import conversation_of
+from kvlink.server.protocol import COMPLETION_TOKENS, Asked, ChatRequest, CompletionRequest
 from kvlink.server.refusals import Refused, answer, refusal_of
 from kvlink.server.replies import Reply
 from kvlink.server.running import Running
 from kvlink.server.served import Served
+from kvlink.server.view import View
+from kvlink.server.watching import Watching
 
 Told = AsyncGenerator[tuple[int, Piece | None]]
 
@@ -35,60 +32,63 @@ def routes(served: Served) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer the last message of a conversation."""
         served.check_model(body.model)
-        jobs = await asyncio.to_thread(chat_jobs, served, body)
+        view = served.view(request.scope["kvlink.tenant"])
+        jobs = await asyncio.to_thread(chat_jobs, served, view, body)
         return await _response(served, body, jobs, request, logprobs=body.logprobs, is_chat=True)
 
     @router.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with texts as they stand."""
         served.check_model(body.model)
-        jobs = await asyncio.to_thread(completion_jobs, served, body)
+        view = served.view(request.scope["kvlink.tenant"])
+        jobs = await asyncio.to_thread(completion_jobs, served, view, body)
         return await _response(served, body, jobs, request, logprobs=body.logprobs is not None, is_chat=False)
 
     return router
 
 
-def chat_jobs(served: Served, body: ChatRequest) -> list[Task]:
+def chat_jobs(served: Served, view: View, body: ChatRequest) -> list[Task]:
     """Return one job per choice."""
-    roles = {"developer": "system"}
-    messages = [{"role": roles.get(one.role, one.role), "content": one.content} for one in body.messages]
-    engine, documents = _documents(served, body)
-    _, turns = engine.prompter.conversation(messages)
+    asked = conversation_of(served, view, body)
     schema = body.response_format and body.response_format.schema_to_follow
     logprobs = body.top_logprobs if body.logprobs else None
 
     def job(choice: int, room: int) -> Task:
-        return engine.job(
-            documents,
-            messages[-1]["content"],
-            system=messages[0]["content"] if messages[0]["role"] == "system" else None,
-            history=[Turn((), turn) for turn in turns[:-1]],
+        return asked.engine.job(
+            asked.documents,
+            asked.question,
+            system=asked.system,
+            history=asked.history,
             labels=body.labels,
             max_new_tokens=room,
             stop=body.stop,
             sampling=body.sampling(choice, logprobs=logprobs, schema=schema),
+            reuse=not served.exact,
             deadline_s=served.deadline_s,
         )
 
-    asked = body.max_completion_tokens or body.max_tokens
-    room = asked or served.max_new_tokens
-    first = job(0, room) if asked else _fitted(lambda fitting: job(0, fitting), room)
+    wanted = body.max_completion_tokens or body.max_tokens
+    room = wanted or served.max_new_tokens
+    first = _short_enough(served, job(0, room) if wanted else _fitted(lambda fitting: job(0, fitting), room))
     room = first.sampler.params.max_new_tokens
     return [first, *(job(choice, room) for choice in range(1, body.n))]
 
 
-def completion_jobs(served: Served, body: CompletionRequest) -> list[Task]:
+def completion_jobs(served: Served, view: View, body: CompletionRequest) -> list[Task]:
     """Return one job per prompt and choice, the choices of a prompt side by side."""
     texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
     if len(texts) * body.n > served.most_jobs:
         raise Refused(400, f"{len(texts)} prompts with {body.n} choices are more than {served.most_jobs}", param="n")
     return [
-        served.engine.completion(
-            text,
-            max_new_tokens=body.max_tokens or COMPLETION_TOKENS,
-            stop=body.stop,
-            sampling=body.sampling(choice, logprobs=body.logprobs),
-            deadline_s=served.deadline_s,
+        _short_enough(
+            served,
+            view.engine.completion(
+                text,
+                max_new_tokens=body.max_tokens or COMPLETION_TOKENS,
+                stop=body.stop,
+                sampling=body.sampling(choice, logprobs=body.logprobs),
+                deadline_s=served.deadline_s,
+            ),
         )
         for text in texts
         for choice in range(body.n)
@@ -105,25 +105,25 @@ def _fitted(job: Callable[[int], Task], room: int) -> Task:
         return job(room - error.over)
 
 
-def _documents(served: Served, body: ChatRequest) -> tuple[Engine, list[DocumentLike]]:
-    """Return the documents of a request, current texts for ids, and the engine that reads them."""
-    ids = [one if isinstance(one, str) else one.id for one in body.documents if not isinstance(one, InlineDocument)]
-    found = served.texts(ids)
-    engine = served.library.engine if ids and served.library else served.engine
-    return engine, [
-        {"text": one.text, "title": one.title}
-        if isinstance(one, InlineDocument)
-        else found[one if isinstance(one, str) else one.id]
-        for one in body.documents
-    ]
+def _short_enough(served: Served, job: Task) -> Task:
+    """Return a job whose prompt is no longer than the server takes."""
+    most, tokens = served.max_prompt_tokens, job.request.prompt.num_tokens
+    if most is not None and tokens > most:
+        raise Refused(
+            400,
+            f"the prompt has {tokens} tokens, and this server takes {most}",
+            code="context_length_exceeded",
+            param="messages",
+        )
+    return job
 
 
 async def _response(
     served: Served, body: Asked, jobs: list[Task], request: Request, *, logprobs: bool, is_chat: bool
 ) -> Response:
     """Submit the jobs and answer, once there is something to say."""
-    reply = Reply(served.model, is_chat, served.token_text, jobs[0].end_ids)
-    running = Running(jobs, served.engine, served.metrics)
+    reply = Reply(served.model, is_chat, served.token_text, jobs[0].end_ids, note=served.exact)
+    running = Running(jobs, served.engine, Watching(served, request.scope))
     told = running.pieces()
     watch = asyncio.create_task(_cancelled_by(request, running))
     try:

@@ -78,10 +78,11 @@ class LibraryDocument(Body):
 
 
 class InlineDocument(Body):
-    """A document that comes with its request."""
+    """A document that comes with its request; its id names it in the usage alone."""
 
     text: str
     title: str = ""
+    id: str = ""
 
 
 class JsonSchema(Body):
@@ -192,6 +193,18 @@ class DocumentBody(Body):
     text: str
     title: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class IdentifiedBody(DocumentBody):
+    """A document and its id."""
+
+    id: str
+
+
+class DocumentsBody(Body):
+    """`POST /v1/documents`."""
+
+    documents: list[IdentifiedBody] = Field(min_length=1, max_length=MOST_DOCUMENTS)
 
 
 class WarmRequest(Body):

@@ -1,6 +1,7 @@
 """What a client is told when a request cannot be carried out: a status, and a body in the shape of OpenAI's errors."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from kvlink.core.errors import (
 RETRY_AFTER_S = 1
 """When a client that found the queue full may ask again."""
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class Refused(Exception):
@@ -30,11 +31,21 @@ class Refused(Exception):
         status: HTTP status.
         code: What programs read, such as `context_length_exceeded`.
         param: The field that is to blame, or None.
+        retry_after_s: When the client may ask again, where it may.
     """
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float = RETRY_AFTER_S,
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
+        self.retry_after_s = retry_after_s
 
     @property
     def body(self) -> dict[str, Any]:
@@ -45,7 +56,7 @@ class Refused(Exception):
     @property
     def response(self) -> Response:
         """The whole response."""
-        headers = {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else {}
+        headers = {"retry-after": str(math.ceil(self.retry_after_s))} if self.status in (429, 503) else {}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         return answer(self.body, status=self.status, headers=headers)

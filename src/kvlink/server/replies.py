@@ -20,12 +20,14 @@ class Reply:
     Args:
         token_text: Text of one id.
         ends: Ids that end an answer; they are no part of it.
+        note: What the usage is to say besides, about all of them.
     """
 
     model: str
     is_chat: bool
     token_text: Decode
     ends: frozenset[int]
+    note: str = ""
     id: str = field(default_factory=lambda: uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -45,7 +47,7 @@ class Reply:
             tokens = [piece.token for piece in told if piece.token is not None]
             logs = self._logprobs(tokens) if logprobs else None
             choices.append({"index": index, **said, "logprobs": logs, "finish_reason": job.answer.finish_reason})
-        return self._body(choices, chunk=False, usage=usage_of(jobs))
+        return self._body(choices, chunk=False, usage=usage_of(jobs, note=self.note))
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return the chunk that opens a choice; completions have none."""
@@ -69,7 +71,7 @@ class Reply:
 
     def usage(self, jobs: Sequence[Task]) -> dict[str, Any]:
         """Return the chunk that tells what all choices took."""
-        return self._body([], chunk=True, usage=usage_of(jobs))
+        return self._body([], chunk=True, usage=usage_of(jobs, note=self.note))
 
     def _chunk(
         self, index: int, said: dict[str, Any], *, logprobs: Any = None, reason: str | None = None
@@ -109,10 +111,12 @@ class Reply:
         return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else [*text.encode()]}
 
 
-def usage_of(jobs: Sequence[Task]) -> dict[str, Any]:
+def usage_of(jobs: Sequence[Task], *, note: str = "") -> dict[str, Any]:
     """Return what the choices of one request took: their prompt is counted once, as the first of them had it."""
     answers = [job.answer for job in jobs if job.answer is not None]
     usage = answers[0].usage.to_json()
     usage["completion_tokens"] = sum(answer.usage.completion_tokens for answer in answers)
     usage["total_tokens"] = usage["prompt_tokens"] + usage["completion_tokens"]
+    if note:
+        usage["kvlink"]["note"] = note
     return usage

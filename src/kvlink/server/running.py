@@ -9,7 +9,7 @@ from kvlink.core.errors import KVLinkError
 from kvlink.engine.engine import Engine
 from kvlink.engine.job import Piece
 from kvlink.engine.task import Task
-from kvlink.server.metrics import Metrics
+from kvlink.server.watching import Watching
 
 
 class Running:
@@ -19,9 +19,9 @@ class Running:
         engine: Runs the steps in a thread of its own.
     """
 
-    def __init__(self, jobs: Sequence[Task], engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, jobs: Sequence[Task], engine: Engine, watching: Watching) -> None:
         self.jobs = list(jobs)
-        self._engine, self._metrics = engine, metrics
+        self._engine, self._watching = engine, watching
         self._news = asyncio.Event()
         self._last = [0.0] * len(self.jobs)
 
@@ -70,7 +70,7 @@ class Running:
                     if job.answer is None:
                         raise job.error or KVLinkError("the request ended without an answer")
                     left.discard(number)
-                    self._metrics.observe_answer(job.answer)
+                    self._watching.ended(job)
                     yield number, None
 
     def _observe(self, number: int, piece: Piece) -> None:
@@ -78,7 +78,7 @@ class Running:
             return
         now, last = perf_counter(), self._last[number]
         if last:
-            self._metrics.inter_token.observe(now - last)
+            self._watching.gap(now - last)
         else:
-            self._metrics.ttft.observe(now - self.jobs[number].start)
+            self._watching.first(now - self.jobs[number].start)
         self._last[number] = now

@@ -1,9 +1,11 @@
 """A server until SIGTERM or Ctrl-C: what is under way is answered first. The only file that knows uvicorn."""
 
+import json
 import logging
 import signal
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from types import FrameType
 
 import uvicorn
@@ -48,10 +50,24 @@ def serve(served: Served, *, host: str, port: int, keys: Keys, insecure: bool = 
 def log_to_stderr() -> None:
     """Write one JSON line per request to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(_Lines())
     log = logging.getLogger("kvlink.server")
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
+
+
+class _Lines(logging.Formatter):
+    """One JSON object per line: a message that is one gets time and level, any other becomes one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        text = record.getMessage()
+        try:
+            row = json.loads(text)
+        except ValueError:
+            row = text
+        facts = row if isinstance(row, dict) else {"message": text}
+        return json.dumps({"time": at, "level": record.levelname.lower(), **facts})
 
 
 def _leave(_: int, __: FrameType | None) -> None:

@@ -1,15 +1,17 @@
-"""What is served: an engine, perhaps a library over it, and the limits. All routes share one."""
+"""What is served: an engine, perhaps a library over it, who may ask, and the limits. All routes share one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvlink.core.document import Document
-from kvlink.core.errors import InputError
 from kvlink.engine.engine import Engine
 from kvlink.engine.library import Library
 from kvlink.server.metrics import Metrics
 from kvlink.server.protocol import MOST_CHOICES
 from kvlink.server.refusals import Refused
+from kvlink.server.shadow import Shadow
+from kvlink.server.tenants import OPERATOR, Tenant
+from kvlink.server.traces import Traces
+from kvlink.server.view import View
 
 MAX_NEW_TOKENS = 512
 """Tokens of an answer where the client does not say; fewer where the context has less room."""
@@ -23,25 +25,41 @@ class Served:
         engine: Attends documents where they lie; its steps run in a thread of its own while the server runs.
         library: Over that engine; None serves no ids.
         model: The name by which clients ask for it.
+        tenants: Who may ask.
+        elements: Whether `<document>` elements in a user's message are documents.
         max_new_tokens: Tokens of an answer where the client does not say.
+        max_prompt_tokens: Tokens of the longest prompt; None for what the context holds.
         deadline_s: Seconds after which a request is given up.
         max_bytes: The largest body.
         most_jobs: Answers of one request.
+        shadow: Scores a share of answers in full, too; None for none.
+        traces: Is told of each answer; None tells nobody.
+        exact: Why every request is computed in full; empty as long as documents are reused.
     """
 
     engine: Engine
     library: Library | None = None
     model: str
+    tenants: Sequence[Tenant] = (OPERATOR,)
+    elements: bool = False
     max_new_tokens: int = MAX_NEW_TOKENS
+    max_prompt_tokens: int | None = None
     deadline_s: float | None = 600.0
     max_bytes: int = 16 << 20
     most_jobs: int = MOST_CHOICES
+    shadow: Shadow | None = None
+    traces: Traces | None = None
+    exact: str = ""
     metrics: Metrics = field(init=False)
 
     def __post_init__(self) -> None:
+        """Make what each tenant sees, once, by one thread, for all that will ask at once."""
         self.metrics = Metrics(self.engine)
-        if self.library is not None:
-            _ = self.library.engine  # made here, by one thread, for all that will ask at once
+        self._views = {one: View(one, self.engine, self.library) for one in dict.fromkeys((OPERATOR, *self.tenants))}
+
+    def view(self, tenant: Tenant) -> View:
+        """Return what a tenant sees."""
+        return self._views[tenant]
 
     def check_model(self, name: str) -> None:
         """Let a request for this model pass.
@@ -53,30 +71,6 @@ class Served:
             raise Refused(
                 404, f"the model {name!r} is not served; {self.model!r} is", code="model_not_found", param="model"
             )
-
-    def shelves(self) -> Library:
-        """Return the library.
-
-        Raises:
-            Refused: 404; there is none.
-        """
-        if self.library is None:
-            raise Refused(404, "no library is served: start kvlink serve with --library DIR", code="no_library")
-        return self.library
-
-    def texts(self, ids: Sequence[str]) -> dict[str, Document]:
-        """Return current texts by id.
-
-        Raises:
-            Refused: 404; an id is unknown, or there is no library.
-        """
-        if not ids:
-            return {}
-        library = self.shelves()
-        try:
-            return {document.name: document for document in library.documents(list(dict.fromkeys(ids)))}
-        except InputError as error:
-            raise Refused(404, str(error), code="document_not_found", param="documents") from error
 
     def token_text(self, one: int) -> str:
         """Return the text of one id; of a control id its name."""
