@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlink.core import scores
+from kvlink.core.errors import DeviceBusy
 from kvlink.engine.request import Request
 from kvlink.engine.session import Sessions
 from kvlink.engine.task import Task
@@ -44,7 +45,7 @@ def scoring(task: Task, *, most_tokens: int = MOST_TOKENS) -> Generator[None, No
         most_tokens: Tokens of its answer to look at.
 
     Raises:
-        DeviceBusy: Other requests hold what its documents need.
+        DeviceBusy: Its documents are not on the device any more, or other requests hold what they need.
     """
     assert task.answer is not None, "it has ended"
     ids = task.answer.ids[:most_tokens]
@@ -56,7 +57,14 @@ def scoring(task: Task, *, most_tokens: int = MOST_TOKENS) -> Generator[None, No
 def _logits(sessions: Sessions, request: Request, ids: Sequence[int], *, reuse: bool) -> Generator[None, None, Tensor]:
     """Return the logits from which each of these ids was chosen [tokens, vocab]."""
     found: list[Tensor] = []
-    session = sessions.begin(request, room=len(ids), reuse=reuse)
+    opening = sessions.open(request, reuse=reuse)
+    try:
+        if opening.missing:  # they may be encoded in the very steps between which this runs: no waiting for them here
+            raise DeviceBusy("an answer was to be scored, but its documents are not on the device any more")
+        session = sessions.begin(request, room=len(ids), reuse=reuse, opening=opening)
+    except BaseException:
+        sessions.close(opening)
+        raise
     session.keep = False
     try:
         for number in range(len(ids)):
