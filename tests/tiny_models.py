@@ -110,7 +110,8 @@ def tiny_model(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, 
     config = copy.deepcopy(_config(name))
     for key, value in options.items():
         setattr(config, key, value)
-    if kinds := getattr(config, "layer_types", None):
+    kinds = getattr(config, "layer_types", None)
+    if kinds and len(kinds) != config.num_hidden_layers:  # some families have no setter
         config.layer_types = [kinds[at % len(kinds)] for at in range(config.num_hidden_layers)]
     softcap = getattr(config, "attn_logit_softcapping", None)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager" if softcap else None)
