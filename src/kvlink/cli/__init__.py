@@ -12,6 +12,7 @@ import typer
 from kvlink.cli import (
     bench,
     chat,
+    cluster,
     demo,
     doctor,
     documents,
@@ -19,6 +20,7 @@ from kvlink.cli import (
     library,
     model,
     report,
+    route,
     serve,
     store,
     store_codecs,
@@ -46,6 +48,7 @@ app.command()(report.report)
 app.command(context_settings={"auto_envvar_prefix": "KVLINK"})(serve.serve)
 app.command()(serve.key)
 app.command()(chat.chat)
+app.command()(route.route)
 app.command()(doctor.doctor)
 app.command()(train.train)
 app.command()(demo.demo)
@@ -53,6 +56,7 @@ app.add_typer(library.app, name="library")
 store.app.command()(store_codecs.recompress)
 store.app.command()(store_codecs.calibrate)
 app.add_typer(store.app, name="store")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,0 +1,123 @@
+"""Servers and gateways on loopback ports, in threads: real ones over tiny models, and ones that misbehave."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import httpx
+import torch
+import uvicorn
+
+from kvlink import Engine
+from kvlink.cluster.affinity import Affinity
+from kvlink.cluster.backends import Backends
+from kvlink.cluster.gateway import Gateway
+from kvlink.engine.library import Library
+from kvlink.server.app import make_app
+from kvlink.server.auth import Keys
+from kvlink.server.served import Served
+from tiny import byte_tokenizer
+from tiny_models import tiny_model
+
+LOOPBACK = "127.0.0.1"
+MODEL = "tiny"
+TOKENIZER = byte_tokenizer()
+
+
+def until(is_so: Callable[[], Any], *, within_s: float = 60) -> None:
+    """Wait for something that another thread or process does."""
+    end = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < end, "it has not come"
+        time.sleep(0.02)
+
+
+@contextmanager
+def serving(app: Any) -> Generator[str]:
+    """Serve an application until the block is left; yield its URL."""
+    config = uvicorn.Config(app, host=LOOPBACK, port=0, log_level="critical", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    until(lambda: server.started)
+    try:
+        yield f"http://{LOOPBACK}:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def tiny_server(folder: Path) -> Generator[tuple[str, Served]]:
+    """Serve a tiny model with a library, as `kvlink serve` does."""
+    torch.set_num_threads(1)
+    model = tiny_model("llama", dtype=torch.float64, vocab_size=len(TOKENIZER))
+    with ExitStack() as opening:
+        engine = opening.enter_context(Engine.from_pretrained(model, tokenizer=TOKENIZER, store=folder / "entries"))
+        library = opening.enter_context(Library(folder, engine))
+        served = Served(engine=engine, library=library, model=MODEL)
+        yield opening.enter_context(serving(make_app(served))), served
+
+
+@contextmanager
+def gateway(*urls: str, key: str = "", check_s: float = 0.2, **options: Any) -> Generator[httpx.Client]:
+    """Route to servers until the block is left; yield a client of the gateway."""
+    policy = Affinity(slots=1 << 10, **options)
+    one = Gateway(Backends(urls, policy, check_s=check_s), policy, keys=Keys([key] if key else []), max_bytes=1 << 20)
+    with serving(one.app()) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def counted(client: httpx.Client, name: str) -> dict[str, float]:
+    """Return the values of one metric by what it is labelled with."""
+    rows = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name + "{")]
+    return {line[len(name) : line.rindex(" ")]: float(line.rsplit(" ", 1)[1]) for line in rows}
+
+
+class Broken:
+    """A server that says it is ready, and then does what it is told to each request: nothing, or a few bytes.
+
+    Args:
+        answer: Sent before the connection is closed; None holds it open.
+    """
+
+    READY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
+
+    def __init__(self, answer: bytes | None) -> None:
+        self.answer, self.asked, self.is_silent = answer, 0, False
+        self._socket = socket.create_server((LOOPBACK, 0))
+        self._held: list[socket.socket] = []
+        self.url = f"http://{LOOPBACK}:{self._socket.getsockname()[1]}"
+        Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+                head = connection.recv(1 << 16)
+            except OSError:
+                return
+            if head.startswith(b"GET /ready") and not self.is_silent:
+                connection.sendall(self.READY)
+            elif head.startswith(b"GET /ready") or self.answer is None:
+                self.asked += not head.startswith(b"GET /ready")
+                self._held.append(connection)
+                continue
+            else:
+                self.asked += 1
+                connection.sendall(self.answer)
+            connection.shutdown(socket.SHUT_WR)
+            connection.close()
+
+    def __enter__(self) -> "Broken":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        for one in self._held:
+            one.close()
