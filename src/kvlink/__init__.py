@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kvlink.engine.engine import Engine
     from kvlink.engine.job import Job
     from kvlink.engine.library import Library
+    from kvlink.engine.limits import Limits
     from kvlink.engine.sampling import SamplingParams
     from kvlink.engine.stream import Stream
     from kvlink.engine.usage import Answer, DocumentUsage, Timings, Usage
@@ -68,6 +69,7 @@ _HOMES = {
     "KVLinkError": "core.errors",
     "KVLinkWarning": "core.errors",
     "Library": "engine.library",
+    "Limits": "engine.limits",
     "MemoryStore": "store.memory",
     "ModelError": "core.errors",
     "ModelRefused": "core.errors",
@@ -105,6 +107,7 @@ __all__ = [
     "KVLinkError",
     "KVLinkWarning",
     "Library",
+    "Limits",
     "MemoryStore",
     "ModelError",
     "ModelRefused",
