@@ -286,7 +286,9 @@ def test_an_error_that_nobody_foresaw_fails_one_request_and_stops_nothing(
     assert "not enough memory" in str(jobs[3].error)
 
 
-def test_a_caller_who_cannot_be_told_is_given_up_and_harms_nobody(base: Engine) -> None:
+def test_a_caller_who_cannot_be_told_is_given_up_and_harms_nobody(
+    base: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = engine_with(base)
     gone, other = submit(engine, *REQUESTS[:2])
 
@@ -296,6 +298,7 @@ def test_a_caller_who_cannot_be_told_is_given_up_and_harms_nobody(base: Engine) 
     gone.told = raises
     run(engine, gone, other)
     assert isinstance(gone.error, Cancelled)
+    assert "the event loop is closed" in caplog.text
     assert other.answer is not None
 
 

@@ -77,11 +77,14 @@ def test_a_prompt_in_several_steps_and_an_answer_equal_the_reference_forward(fam
 
 
 @families
-def test_requests_in_one_forward_equal_each_alone(family: str) -> None:
-    """The same documents at other places, in another order; a prompt without documents beside them."""
+@pytest.mark.parametrize("few", [0, 1 << 30], ids=["where they stand", "gathered"])
+def test_requests_in_one_forward_equal_each_alone(family: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same documents at other places, in another order, one of them twice; a prompt without any beside them."""
+    monkeypatch.setattr(attending, "FEW_ROWS", few)
     assembler = tiny_assembler(tiny_runner(family))
     first = tiny_prompt()
-    second = Prompt(random_ids(3, seed=50), first.documents[::-1], random_ids(5, seed=51))
+    twice = (*first.documents[::-1], first.documents[1])
+    second = Prompt(random_ids(3, seed=50), twice, random_ids(5, seed=51))
     plain = Prompt(random_ids(4, seed=52), (), random_ids(19, seed=53))
     with DoublePrecision():
         entries = {e.token_ids: e for e in assembler.runner.encode(first.segments)}
@@ -143,20 +146,6 @@ def test_in_sixteen_bits_shared_is_as_near_to_float32_as_assembled(dtype: torch.
     assembled = reuse_logits(short, prompt, sink_ids=HEADER).float()
     shared = Shared(short, prompt, sink_ids=HEADER).logits()[len(prompt.system) :].float()
     assert (shared - wanted).norm() <= 1.5 * (assembled - wanted).norm()
-
-
-@families
-def test_rows_that_are_gathered_give_what_they_give_where_they_stand(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assembler = tiny_assembler(tiny_runner(family))
-    found: list[torch.Tensor] = []
-    with DoublePrecision():
-        for few in (0, 1 << 30):
-            monkeypatch.setattr(attending, "FEW_ROWS", few)
-            requests = [Shared(assembler, tiny_prompt(), sink_ids=HEADER, room=1) for _ in range(2)]
-            found.append(torch.cat((*together(requests), requests[0].decode(7)[None])))
-    assert largest(found[1] - found[0]) <= 1e-12 * largest(found[0])
 
 
 @pytest.mark.parametrize("few", [0, 1 << 30])

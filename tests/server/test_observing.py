@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from live import MODEL, Live, live, tiny_engine, until
 
+from kvlink import DeviceBusy
 from kvlink.engine.library import Library
 from kvlink.engine.scoring import scoring
-from kvlink.server.serve import _Lines
+from kvlink.server.listening import JsonLines
 from kvlink.server.served import Served
 from kvlink.server.shadow import Shadow
 from kvlink.server.traces import Traces
@@ -64,6 +65,24 @@ def test_an_answer_is_scored_against_full_attention() -> None:
     assert (exact.agreement, exact.tokens) == (1.0, 6)
     assert exact.kl < 1e-9
     assert scored([one["text"] for one in DOCUMENTS]).kl > 1e-6
+
+
+def test_documents_that_are_gone_are_not_encoded_again_to_score_an_answer() -> None:
+    """It would wait for what the very steps encode between which it runs."""
+    with tiny_engine() as engine:
+        job = engine.job([one["text"] for one in DOCUMENTS], "When does it open?", max_new_tokens=6)
+        engine.submit(job)
+        while engine.step():
+            pass
+        assert engine.sessions is not None
+        names = engine.store.names()
+        for name in names:
+            engine.store.delete(name)
+        engine.sessions.forget(*names)
+        with pytest.raises(DeviceBusy, match="not on the device any more"):
+            next(scoring(job))
+        assert engine.store.names() == set()
+        assert engine.sessions.residency.stats().leased_bytes == 0
 
 
 @pytest.mark.enable_socket
@@ -171,7 +190,7 @@ def test_every_metric_of_the_dashboards_exists_and_every_metric_is_on_grafanas(s
 
 def test_every_line_of_the_log_is_json() -> None:
     def line(message: str) -> Any:
-        return json.loads(_Lines().format(logging.makeLogRecord({"msg": message, "levelname": "INFO"})))
+        return json.loads(JsonLines().format(logging.makeLogRecord({"msg": message, "levelname": "INFO"})))
 
     assert line('{"id": "x", "status": 200}')["status"] == 200
     assert line("plain\nwords") == {**line("plain\nwords"), "message": "plain\nwords", "level": "info"}

@@ -1,5 +1,6 @@
 """A request under way, as the engine sees it: what was asked, how far it is, and what its caller is told of it."""
 
+import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
@@ -13,6 +14,8 @@ from kvlink.engine.request import Order, Request
 from kvlink.engine.sampling import Sampled, Sampler
 from kvlink.engine.session import Session, Sessions
 from kvlink.engine.usage import Answer, Timings, Usage
+
+log = logging.getLogger(__name__)
 
 FinishReason = Literal["stop", "length"]
 
@@ -137,4 +140,5 @@ class Task(Job):
         try:
             self.told()
         except Exception:
+            log.warning("who asked cannot be told of its answer, so its request is given up", exc_info=True)
             self.cancel()

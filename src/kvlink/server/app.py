@@ -31,8 +31,6 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
-LOOPBACK = ["127.0.0.1", "localhost"]
-
 
 def make_app(served: Served, *, keys: Keys | None = None, hosts: list[str] | None = None) -> FastAPI:
     """Return the application.
