@@ -36,6 +36,7 @@ def large_objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     """Small objects in memory stand for large ones, except where an engine decides."""
     if "make" in request.fixturenames:
         monkeypatch.setattr("kvlink.engine.prefetch.AT_HAND_BYTES", 0)
+        monkeypatch.setattr("kvlink.engine.prefetch.QUICK_S", 0.0)
 
 
 def assert_no_threads() -> None:
@@ -267,7 +268,8 @@ def test_a_store_that_cannot_be_read_ends_the_prefetch_and_nothing_else(make: Ca
 # --- through an engine ----------------------------------------------------------------------------------------------
 
 
-def test_a_request_uses_what_the_engine_loaded_ahead(tmp_path: Path) -> None:
+def test_a_request_uses_what_the_engine_loaded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlink.engine.prefetch.QUICK_S", 0.0)
     engine = engine_of(store=tmp_path)
     engine.encode(TEXTS)
     before = engine.generate(TEXTS, QUESTION, max_new_tokens=4)
@@ -298,6 +300,20 @@ def test_what_is_absent_is_left_to_the_request(tmp_path: Path) -> None:
         assert engine.prefetch([*TEXTS, " "]).wait(60.0)
         answer = engine.generate(TEXTS, QUESTION, max_new_tokens=1)
     assert {row.source for row in answer.usage.documents} == {"encoded"}
+
+
+@pytest.mark.parametrize(("seconds", "ahead"), [(0.001, False), (0.007, True), (1.0, True)])
+def test_what_loads_in_no_time_is_left_to_the_request(tmp_path: Path, seconds: float, ahead: bool) -> None:
+    """Its three documents together are looked at, as the slowest tier gives them."""
+    with engine_of(store=tmp_path) as engine:
+        engine.encode(TEXTS)
+        bytes_each = engine.runner.geometry.bytes_per_token(engine.runner.dtype) * max(map(len, TEXTS))
+        for _ in range(3):
+            engine.loader.rates.loaded("host", bytes_each, 1e-6)
+            engine.loader.rates.loaded("disk", bytes_each, seconds)
+        handle = engine.prefetch(TEXTS)
+        assert handle.wait(60.0)
+        assert (engine.loader.ahead.used_bytes > 0) is ahead
 
 
 def test_a_request_that_does_not_fit_is_refused_before_anything_is_loaded() -> None:

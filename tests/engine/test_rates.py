@@ -75,3 +75,14 @@ def test_now_and_then_a_slow_tier_is_looked_at_again() -> None:
     rates = rates_of(2.1, 0.4)
     found = [bool(rates.refusal("remote", 46_000_000, 1000)) for _ in range(2 * LOOK_AGAIN)]
     assert found == ([True] * (LOOK_AGAIN - 1) + [False]) * 2
+
+
+def test_loads_one_after_another_are_told_for_the_slowest_tier() -> None:
+    rates = rates_of(2.0, 0.4, size=100)
+    assert Rates().longest_s([100]) is None
+    for _ in range(LEAST - 1):
+        rates.loaded("disk", 100, 9.0)
+    assert rates.longest_s([100, 50]) == pytest.approx(3.0)
+    rates.loaded("disk", 100, 9.0)
+    assert rates.longest_s([100, 50]) == pytest.approx(13.5)
+    assert rates.longest_s([]) == 0

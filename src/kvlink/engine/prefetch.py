@@ -32,6 +32,9 @@ IDLE_S = 5.0
 AT_HAND_BYTES = 4 * 2**20
 """Smaller objects that are in memory are left there: to hand them to a thread and back costs more than to read them."""
 
+QUICK_S = 0.015
+"""What loads in less time is left to its request: beside a model that runs, it would take as much from others."""
+
 
 @final
 class Prefetcher:
@@ -82,9 +85,12 @@ class Prefetcher:
             return self._used_bytes
 
     def prefetch(self, wanted: Sequence[Wanted], *, priority: int = 0) -> Prefetch:
-        """Queue what is wanted, the greatest priority first, then in order of arrival."""
+        """Queue what is wanted, the greatest priority first, then in order of arrival; nothing without a gain."""
         handle = Prefetch(cancel=self.cancel, wait=self.wait)
-        far = [one for one in wanted if one.object_bytes >= AT_HAND_BYTES or not self._is_at_hand(one.name)]
+        far = [one for one in wanted if self._is_far(one)]
+        seconds = self._rates.longest_s([one.object_bytes for one in far])
+        if seconds is not None and seconds < QUICK_S:
+            far = []
         with self._changed:
             for one in far:
                 self._arrivals += 1
@@ -197,10 +203,14 @@ class Prefetcher:
             size, copied = found.object.num_bytes, found.object.codec != RAW
         return size + (copied + (self._uploader is not None)) * wanted.entry_bytes
 
-    def _is_at_hand(self, name: str) -> bool:
+    def _is_far(self, wanted: Wanted) -> bool:
+        """Whether it may be where it takes time to get it; what is in no place but memory is not even looked for."""
+        is_large = wanted.object_bytes >= AT_HAND_BYTES
         if isinstance(self._store, TieredStore):
-            return self._store.in_host(name, self._accept)
-        return self._store.source == "host" and not self._store.stat(name).keys().isdisjoint(self._accept)
+            return is_large or not self._store.in_host(wanted.name, self._accept)
+        if self._store.source == "host":
+            return is_large and not self._store.stat(wanted.name).keys().isdisjoint(self._accept)
+        return True
 
     def _make_room(self, flight: Flight) -> bool:
         """Whether there is room, after what is less urgent or stale had to go. The lock is held."""

@@ -5,6 +5,7 @@ Knows no stores, no model and no clock: it is told what was measured.
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -84,6 +85,12 @@ class Rates:
         with self._lock:
             line = self._loads.get(source)
             return line.at(num_bytes) if line is not None and line.count >= self._least else None
+
+    def longest_s(self, sizes: Sequence[int]) -> float | None:
+        """Return how long loads would take one after another from the slowest tier; None while none is known."""
+        with self._lock:
+            known = [line for line in self._loads.values() if line.count >= self._least]
+            return max((sum(map(line.at, sizes), 0.0) for line in known), default=None)
 
     def encode_s(self, tokens: int) -> float | None:
         """Return how long encoding would take, or None while that is not known."""

@@ -1,7 +1,8 @@
 """The device tier: each segment decoded and rotated once, then read by every request that holds it.
 
     hold -> what is resident is leased, what is absent is loaded or encoded -> release
-    open -> the same, but what has to be encoded is left to whoever runs the model -> hold
+    ahead -> what is absent is loaded in the background
+    open -> as hold, but what has to be encoded is left to whoever runs the model -> hold
 
 Within a hard budget, least recently used first. Knows no tensors: how a resident is made is the model's affair, where
 its numbers come from the loader's.
@@ -22,6 +23,7 @@ from kvlink.engine.hold import Absent, Held, Hold, Opening, from_another, from_d
 from kvlink.engine.leases import Leased, Leases, ResidencyStats
 from kvlink.engine.loaded import Ids, Loaded, LoadTimes, Search
 from kvlink.engine.loader import Loader
+from kvlink.engine.prefetch import Prefetch
 from kvlink.models.resident import Resident
 from kvlink.store.codec import RAW, codec_named
 from kvlink.store.header import Geometry
@@ -112,6 +114,11 @@ class Residency:
                 absent += [self._absent(wanted[name], entered.new[name], search) for name in missing]
             return Opening(names, entered, absent, ending.pop_all())
 
+    def ahead(self, segments: Sequence[Ids]) -> Prefetch:
+        """Load what is absent of these segments in the background, unless it may be faster to encode it."""
+        rates, absent = self.loader.rates, [ids for ids in segments if self.loader.name(ids) not in self]
+        return self.loader.prefetch([ids for ids in absent if not rates.may_refuse(self._bytes(ids), len(ids))])
+
     def __contains__(self, name: str) -> bool:
         """Whether a name is resident, or being made so."""
         return name in self._leases
@@ -172,7 +179,7 @@ class Residency:
 
     def _absent(self, ids: Ids, leased: Leased[Held], search: Search) -> Absent:
         """Return what is to be encoded; room is kept for the whole of it, whatever object was thought to be there."""
-        self._leases.resize(leased, len(ids) * self._token_bytes)
+        self._leases.resize(leased, self._bytes(ids))
         give, fail = partial(self._give, leased), partial(self._leases.fail, leased)
         return Absent(ids, leased, search, self.loader, give, fail)
 
@@ -188,9 +195,8 @@ class Residency:
             for name in names:
                 self.loader.store.free_host(name)
 
-    @property
-    def _token_bytes(self) -> int:
-        return self.loader.runner.geometry.bytes_per_token(self.loader.runner.dtype)
+    def _bytes(self, ids: Ids) -> int:
+        return len(ids) * self.loader.runner.geometry.bytes_per_token(self.loader.runner.dtype)
 
     def _size(self, name: str, ids: Ids) -> int:
         """Return what a segment's resident takes, by the object that would be read; as a whole one if it is there."""
@@ -201,7 +207,7 @@ class Residency:
                 located = self.loader.locate(name)
                 codec = located[1] if located else None
         if codec is None or not codec_named(codec).prunes:
-            return len(ids) * self._token_bytes
+            return self._bytes(ids)
         plans = codec_named(codec).plan(Geometry(**asdict(shape), tokens=len(ids)), dtype)
         return plans["keys"].num_bytes + plans["values"].num_bytes
 

@@ -3,13 +3,14 @@
     step: admit -> begin -> advance (decodes first, then prompts and documents in chunks) -> sample -> hand over
 
 First come, first served, with two exceptions that are bounded: a request whose documents are resident may overtake a
-few times, and one that waits for memory in vain takes it back from the youngest. One thread at a time runs steps; any
-thread may submit and cancel.
+few times, and one that waits for memory in vain takes it back from the youngest. While requests run, the documents of
+those that wait are loaded in the background. One thread at a time runs steps; any thread may submit and cancel.
 """
 
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from threading import Lock
 from time import perf_counter
 
@@ -88,7 +89,7 @@ class Scheduler:
     def step(self) -> bool:
         """Do one round; return whether there was anything to do. The caller holds the lock."""
         start, model_s = perf_counter(), self._model_s
-        self._take_in()
+        self._load_ahead(self._take_in())
         self._give_up()
         self._admit()
         self._begin_ready()
@@ -111,10 +112,18 @@ class Scheduler:
         self._running.clear()
         self._drafts.sweep()
 
-    def _take_in(self) -> None:
+    def _take_in(self) -> list[Task]:
         with self._door:
-            self._waiting.extend(self._inbox)
+            new = [*self._inbox]
+            self._waiting.extend(new)
             self._inbox.clear()
+        return new
+
+    def _load_ahead(self, new: Sequence[Task]) -> None:
+        """Have the documents of new requests loaded, unless nothing can be done in the meantime."""
+        if self._running or len(self._waiting) > 1:
+            for job in new:
+                job.ahead = job.shared.residency.ahead(job.request.prompt.segments) if job.reuse else None
 
     def _give_up(self) -> None:
         """Let go of what was cancelled or is too late."""
@@ -132,8 +141,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Begin requests as long as there is room for them."""
-        while self._waiting and len(self._running) < self.limits.max_running:
-            job = self._next()
+        while self._waiting and len(self._running) < self.limits.max_running and (job := self._next()):
             needed = self._needed(job)
             if self._running and self._own_bytes() + needed > self.limits.own_bytes:
                 self._wait_for_memory()
@@ -152,17 +160,17 @@ class Scheduler:
             for other in self._waiting:
                 other.overtaken += other.number < job.number
 
-    def _next(self) -> Task:
-        """Return the first, or one behind it whose documents are resident, as long as that harms nobody much."""
-        first = self._waiting[0]
-        if first.overtaken >= self.limits.most_overtaken or first.blocked:
-            return first
-        ahead = [self._waiting[at] for at in range(min(self.limits.look_ahead, len(self._waiting)))]
-        if any(job.overtaken >= self.limits.most_overtaken for job in ahead):
-            return first
-        shares = {id(job): _share(job) for job in ahead}
-        best = max(ahead, key=lambda job: shares[id(job)])  # the first of equals
-        return best if shares[id(best)] > shares[id(first)] else first
+    def _next(self) -> Task | None:
+        """Return the first, or one behind it whose documents are resident, as long as that harms nobody much.
+
+        None if the documents of all these are being loaded, and something else can be done in the meantime.
+        """
+        ahead = list(islice(self._waiting, self.limits.look_ahead))
+        if ahead[0].blocked or any(job.overtaken >= self.limits.most_overtaken for job in ahead):
+            ahead = ahead[:1]
+        if self._running:
+            ahead = [job for job in ahead if not job.is_loading]
+        return max(ahead, key=_share, default=None)  # the first of equals
 
     def _wait_for_memory(self) -> None:
         """Let the first request wait for others to end; after a while, let the youngest begin anew behind it."""
@@ -188,7 +196,9 @@ class Scheduler:
         spent, start = LoadTimes(), perf_counter()
         job.opening = job.shared.open(job.request, reuse=job.reuse, times=spent)
         self._drafts.add(job.opening)
-        job.opened, job.blocked = perf_counter(), 0
+        if job.ahead is not None:
+            job.ahead.cancel()
+        job.opened, job.blocked, job.ahead = perf_counter(), 0, None
         self._model_s += job.opened - start
         if job.usage is None:
             rotate_s = job.opened - start - spent.load_s

@@ -10,6 +10,7 @@ from kvlink.core.errors import KVLinkError
 from kvlink.engine.detokeniser import Detokeniser
 from kvlink.engine.hold import Opening
 from kvlink.engine.job import Job, Piece
+from kvlink.engine.prefetch import Prefetch
 from kvlink.engine.request import Order, Request
 from kvlink.engine.sampling import Sampled, Sampler
 from kvlink.engine.session import Session, Sessions
@@ -35,6 +36,7 @@ class Task(Job):
         start: When the request arrived.
         times: What was spent so far.
         number: Its place in the order of arrival.
+        ahead: What is loaded of its documents while it waits.
         opening: While its documents are got.
         opened: When they were asked for.
         session: While it runs.
@@ -57,6 +59,7 @@ class Task(Job):
     start: float = field(default_factory=perf_counter)
     times: Timings = field(default_factory=Timings)
     number: int = 0
+    ahead: Prefetch | None = None
     opening: Opening | None = None
     opened: float = 0.0
     session: Session | None = None
@@ -79,6 +82,11 @@ class Task(Job):
         return {loader.name(ids): len(ids) for ids in self.request.prompt.segments}
 
     @property
+    def is_loading(self) -> bool:
+        """Whether its documents are on their way from the store."""
+        return self.ahead is not None and not self.ahead.done
+
+    @property
     def is_decoding(self) -> bool:
         """Whether its next row is a token of the answer."""
         return self.session is not None and bool(self.session.ids) and len(self.session.left) == 1
@@ -90,11 +98,13 @@ class Task(Job):
 
     def let_go(self) -> None:
         """End its session, or what was held for one. A second time does nothing."""
+        if self.ahead is not None:
+            self.ahead.cancel()
         if self.opening is not None:
             self.shared.close(self.opening)
         if self.session is not None:
             self.shared.end(self.session)
-        self.opening = self.session = None
+        self.ahead = self.opening = self.session = None
 
     def take(self, sampled: Sampled) -> FinishReason | None:
         """Add a token to the answer; return why the answer ends with it, or None."""

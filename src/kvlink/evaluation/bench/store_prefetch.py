@@ -22,7 +22,6 @@ from kvlink.core.document import Document
 from kvlink.engine.engine import Engine
 from kvlink.engine.loader import Loader
 from kvlink.engine.prefetch import Prefetch
-from kvlink.engine.rates import Rates
 from kvlink.evaluation.bench.store_model import NAME, write_tiny_model
 from kvlink.evaluation.bench.store_network import Network, behind, redis_server
 from kvlink.evaluation.bench.texts import document_of
@@ -143,7 +142,6 @@ def _arm(base: Engine, remote: RedisStore, host_bytes: int, *, ahead: bool) -> G
         identity=base.loader.identity,
         sink=base.loader.sink,
         prefetch_bytes=max(1, host_bytes // 2),
-        rates=Rates(least=1 << 62),  # the tiny model would encode faster than any network is
     )
     engine = Engine(runner=base.runner, prompter=base.prompter, loader=loader, report=base.report)
     with engine:
