@@ -159,6 +159,14 @@ def pyplot() -> Any:
     return plt
 
 
+def log_heights(plt: Any, axes: Any) -> None:
+    """Let heights stand on a logarithmic scale with plain numbers at it."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(plt.NullFormatter())
+
+
 def save(plt: Any, figure: Any, axes: Sequence[Any], path: Path) -> None:
     """Give the axes the house's look and write the figure.
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvlink.evaluation.plot import PALETTE, pyplot, save
+from kvlink.evaluation.plot import PALETTE, log_heights, pyplot, save
 
 
 def plot_cluster(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
@@ -42,10 +42,7 @@ def plot_cluster(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -
         axes[0].set_xlabel("seconds")
     axes[0].set_ylim(0, 1)
     axes[0].set_ylabel("document tokens found")
-    axes[1].set_yscale("log")
-    axes[1].yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
-    axes[1].yaxis.set_major_formatter("{x:g}")
-    axes[1].yaxis.set_minor_formatter(plt.NullFormatter())
+    log_heights(plt, axes[1])
     axes[1].set_ylabel("time to first token, s")
     axes[1].set_title("dotted p50, solid p99, dashed p99.9", fontsize=8)
     axes[2].set_ylabel("busiest node's work over the mean")

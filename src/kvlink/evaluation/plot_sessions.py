@@ -31,7 +31,7 @@ def plot_dialogue(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) 
     axes.set_ylabel("seconds to the end of the answer")
     documents, tokens = rows[0]["documents"], rows[0]["tokens"]
     axes.set_title(f"{title}, {documents} documents of {tokens} tokens", fontsize=10)
-    axes.legend(frameon=False, fontsize=9)
+    figure.legend(frameon=False, fontsize=9, ncols=len(rows), loc="outside lower center")
     save(plt, figure, [axes], path)
 
 

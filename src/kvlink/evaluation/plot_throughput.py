@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvlink.evaluation.plot import COLOURS, PALETTE, pyplot, save
+from kvlink.evaluation.plot import COLOURS, PALETTE, log_heights, pyplot, save
 
 LINES = {"p50": "-", "p90": "--", "p99": "-.", "p999": ":"}
 
@@ -29,8 +29,7 @@ def plot_throughput(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str
             for percentile, style in LINES.items():
                 known = [(row["concurrency"], row[name][percentile]) for row in chosen if row[name][percentile]]
                 if known:
-                    label = f"{loop}, {percentile}"
-                    one.plot(*zip(*known, strict=True), style, marker=".", color=colour, label=label)
+                    one.plot(*zip(*known, strict=True), style, marker=".", color=colour)
     for row in full:
         for one, value in zip(axes, (row["requests_per_s"], row["ttft_s"]["p50"], row["itl_s"]["p50"]), strict=True):
             if value:
@@ -40,9 +39,11 @@ def plot_throughput(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str
     for one, label in zip(axes, labels, strict=True):
         one.set_xscale("log", base=2)
         one.set_xticks(counts, [str(count) for count in counts])
-        one.set_yscale("log")
+        log_heights(plt, one)
         one.set_xlabel("requests under way")
         one.set_ylabel(label)
-        one.legend(frameon=False, fontsize=8)
+    for one in axes[1:]:
+        one.set_title("solid p50, dashed p90, dash-dotted p99, dotted p99.9", fontsize=8)
+    axes[0].legend(frameon=False, fontsize=8)
     figure.suptitle(title, fontsize=10)
     save(plt, figure, axes, path)
