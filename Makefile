@@ -67,6 +67,7 @@ bench: setup ## Measure the committed figures again, into benchmarks/
 	$(BIN)/kvlink bench dialogue --documents 10 --tokens 200 --json benchmarks/dialogue.json
 	$(BIN)/kvlink bench assembly --json benchmarks/assembly.json
 	$(BIN)/kvlink bench encode --json benchmarks/encode.json
+	$(BIN)/kvlink bench serve --json benchmarks/serve.json
 	$(BIN)/kvlink bench codecs --tokens 1000,100 --json benchmarks/codecs.json
 
 torture: setup ## Run the property tests with many more examples, and kill 300 writers and 300 rebuilders at random moments

@@ -16,6 +16,7 @@ from kvlink.server.served import Served
 from tiny import byte_tokenizer
 from tiny_models import tiny_model
 
+pytestmark = pytest.mark.enable_socket
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
@@ -110,6 +111,7 @@ def test_a_key_is_shown_once_and_its_digest_is_what_the_file_keeps() -> None:
     assert row == {"tenant": 'ac"me', "sha256": hashlib.sha256(key.encode()).hexdigest()}
     assert len(key) > 40
     assert invoke("key", "acme").stdout.strip() != key
+    assert invoke("key", "a\n[[keys]]").exit_code == 2
 
 
 def talk(model: Path, lines: Sequence[str], *options: object) -> Any:

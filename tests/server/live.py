@@ -16,6 +16,7 @@ from openai import OpenAI
 from kvlink import Engine
 from kvlink.server.app import make_app
 from kvlink.server.auth import Keys
+from kvlink.server.listening import speaking
 from kvlink.server.served import Served
 from tiny import byte_tokenizer
 from tiny_models import tiny_model
@@ -32,10 +33,10 @@ def tiny_engine(store: Any = None) -> Engine:
 
 
 class Live:
-    """A server that answers."""
+    """A server that answers; `http` is what speaks to its clients."""
 
-    def __init__(self, served: Served, port: int, key: str) -> None:
-        self.served, self.port = served, port
+    def __init__(self, served: Served, port: int, key: str, http: uvicorn.Server) -> None:
+        self.served, self.port, self.http = served, port, http
         self.openai = OpenAI(base_url=f"http://{LOOPBACK}:{port}/v1", api_key=key or "none", max_retries=0, timeout=60)
 
     def send(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, dict[str, str]]:
@@ -58,16 +59,16 @@ class Live:
 
 
 @contextmanager
-def live(served: Served, *, key: str = "", keys: Keys | None = None, **options: Any) -> Generator[Live]:
+def live(
+    served: Served, *, key: str = "", keys: Keys | None = None, drain_s: int = 10, **options: Any
+) -> Generator[Live]:
     """Serve until the block is left, to whoever has the key."""
     app = make_app(served, keys=keys or Keys([key] if key else []), **options)
-    server = uvicorn.Server(
-        uvicorn.Config(app, host=LOOPBACK, port=0, log_level="warning", timeout_graceful_shutdown=10)
-    )
+    server = uvicorn.Server(speaking(app, host=LOOPBACK, port=0, drain_s=drain_s))
     thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     until(lambda: server.started)
-    one = Live(served, server.servers[0].sockets[0].getsockname()[1], key)
+    one = Live(served, server.servers[0].sockets[0].getsockname()[1], key, server)
     try:
         yield one
     finally:

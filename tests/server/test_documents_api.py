@@ -12,6 +12,7 @@ import pytest
 from live import MODEL, Live, live, tiny_engine, until
 
 from kvlink.engine.library import Library
+from kvlink.engine.limits import Limits
 from kvlink.engine.sampling import SamplingParams
 from kvlink.server.served import Served
 from kvlink.store.disk import DiskStore
@@ -176,7 +177,7 @@ def test_a_document_that_cannot_be_kept_says_why_and_is_answered_all_the_same(tm
         (row,) = server.send("GET", "/v1/documents")[1]["data"]
         assert "budget" in row["reason"]
         (used,) = ask(server, "long")["usage"]["kvlink"]["documents"]
-        assert used["source"] == "encoded"
+        assert used["source"] in ("encoded", "device")
         server.send("PUT", "/v1/documents/long", {"text": "Short."})
         until(lambda: states(server) == {"long": "ready"})
 
@@ -267,3 +268,31 @@ def test_no_answer_uses_a_text_that_was_replaced_before_it_was_asked(shelves: Li
     assert len(seen) >= DOCUMENTS
     assert all(least <= version <= most for least, version, most in seen)
     assert len({version for _, version, _ in seen}) > ROUNDS / 3
+
+
+def test_answers_keep_their_pace_while_a_long_document_is_encoded(shelves: Live) -> None:
+    """Its rows go through the model by and by, in no forward more than their share; without answers many at once."""
+    engine, most = shelves.served.engine, Limits().prefill_rows + 1
+    rows: list[int] = []
+
+    def seen(_: Any, __: Any, given: dict[str, Any]) -> None:
+        rows.append(given["input_ids" if given.get("inputs_embeds") is None else "inputs_embeds"].shape[1])
+
+    def largest(name: str) -> int:
+        rows.clear()
+        text = f"The {name} office opens at seven. " * 40
+        assert shelves.send("PUT", f"/v1/documents/{name}", {"text": text})[0] == 201
+        until(lambda: states(shelves)[name] == "ready")
+        assert sum(rows) > len(text)
+        return max(rows)
+
+    hook = engine.runner.model.register_forward_pre_hook(seen, with_kwargs=True)
+    try:
+        asked = {**ASKED, "logprobs": None, "max_tokens": 600, "stream": True}
+        with shelves.openai.chat.completions.create(**asked) as chunks:
+            next(chunks)
+            assert largest("first") <= most
+        until(lambda: engine.stats().running == 0)
+        assert largest("second") > most
+    finally:
+        hook.remove()

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,23 +197,37 @@ def test_every_line_of_the_log_is_json() -> None:
     words = line("plain\nwords")
     assert (words["message"], words["level"], sorted(words)) == ("plain\nwords", "info", ["level", "message", "time"])
     assert line("7")["message"] == "7"
+    try:
+        raise RuntimeError("a secret of the client")
+    except RuntimeError:
+        told = logging.makeLogRecord({"msg": "it broke\n", "exc_info": sys.exc_info()})
+    row = json.loads(JsonLines().format(told))
+    assert (row["message"], row["fault"]) == ("it broke", "RuntimeError")
+    assert row["at"][-1].startswith("test_observing.py:")
+    assert "secret" not in json.dumps(row)
 
 
 @pytest.mark.enable_socket
 def test_a_fault_is_told_by_its_place_and_without_what_was_asked(
-    own: Served, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    own: Served,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a secret of the client")
 
     monkeypatch.setattr(own.engine, "job", broken)
-    with caplog.at_level(logging.ERROR, "kvlink.server"), live(own) as server:
-        status, body, _ = server.send("POST", CHAT, ASKED)
-    assert (status, body["error"]["code"]) == (500, "failed")
-    (row,) = [json.loads(one.getMessage()) for one in caplog.records if one.name == "kvlink.server"]
-    assert row["fault"] == "RuntimeError"
-    assert any(place.startswith("generation.py:") for place in row["at"])
-    assert "secret" not in json.dumps([row, body])
+    with caplog.at_level(logging.INFO, "kvlink.server"), live(own) as server:
+        status, body, headers = server.send("POST", CHAT, ASKED, x_request_id="mine")
+        found = metrics(server)
+    assert (status, body["error"]["code"], headers["x-request-id"]) == (500, "failed", "mine")
+    assert found[f'kvlink_http_requests_total{{route="{CHAT}",status="500"}}'] == 1
+    rows = [json.loads(one.getMessage()) for one in caplog.records if one.name == "kvlink.server"]
+    fault, line = [row for row in rows if row["id"] == "mine"]
+    assert (fault["fault"], line["status"]) == ("RuntimeError", 500)
+    assert any(place.startswith("generation.py:") for place in fault["at"])
+    assert "secret" not in json.dumps([rows, body]) + "".join(capfd.readouterr())
 
 
 @pytest.mark.enable_socket

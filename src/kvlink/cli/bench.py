@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kvlink.cli import bench_codecs, bench_reuse, bench_store, bench_throughput, bench_update, options, show
+from kvlink.cli import (
+    bench_codecs,
+    bench_reuse,
+    bench_serve,
+    bench_store,
+    bench_throughput,
+    bench_update,
+    options,
+    show,
+)
 
 app = typer.Typer(
     help="Measure on this machine, arms side by side; every sample goes into --json.", no_args_is_help=True
@@ -19,6 +28,7 @@ app.command()(bench_reuse.decode)
 app.command()(bench_reuse.memory)
 app.command()(bench_reuse.dialogue)
 app.command()(bench_throughput.throughput)
+app.command()(bench_serve.serve)
 
 Documents = Annotated[int, typer.Option("--documents", min=1, help="Documents in each prompt.")]
 Tokens = Annotated[str, typer.Option("--tokens", help="Tokens per document, separated by commas.")]

@@ -130,6 +130,7 @@ def serve(
 
     try:
         from kvlink.server.auth import Keys, check_address
+        from kvlink.server.listening import check_free, url_of
         from kvlink.server.serve import serve as run
         from kvlink.server.served import Served
         from kvlink.server.shadow import Shadow
@@ -140,6 +141,7 @@ def serve(
     rows = [] if config is None else settings_of(config).get("keys", [])
     keys = Keys(api_key or (), granted(rows, secret=options.secret()))
     check_address(host, keys, insecure=insecure)  # before a model is loaded
+    check_free(host, port)
     limits = Limits(
         max_running=max_running,
         max_queue=max_queue,
@@ -173,7 +175,14 @@ def serve(
             shadow=Shadow(rate=shadow_rate, least_agreement=shadow_agreement) if shadow_rate else None,
             traces=exporting() if traces else None,
         )
-        show.err.print(f"serving {served.model} on http://{host}:{port}/v1", highlight=False)
+        if engine.sessions is not None:
+            room = show.size(engine.sessions.residency.stats().budget_bytes)
+            show.err.print(
+                f"documents may take {room} on the device; --device-memory sets it", highlight=False, soft_wrap=True
+            )
+        url = url_of(host, port)
+        line = f"serving {served.model} on {url}/v1, a page of figures on {url}/dashboard"
+        show.err.print(line, highlight=False, soft_wrap=True)
         run(served, host=host, port=port, keys=keys, insecure=insecure, drain_s=drain)
 
 
@@ -186,6 +195,8 @@ def key(tenant: Annotated[str, typer.Argument(help="Whose key it is.")]) -> None
 
     from kvlink.server.tenants import digest_of
 
+    if not tenant.isprintable() or not tenant.strip():
+        raise typer.BadParameter("a tenant is named by some printable characters", param_hint="TENANT")
     made = f"kv-{secrets.token_urlsafe(32)}"
     typer.echo(made)
     name = tenant.replace("\\", "\\\\").replace('"', '\\"')

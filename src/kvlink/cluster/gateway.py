@@ -16,7 +16,6 @@ import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -27,6 +26,7 @@ from kvlink.cluster.backends import Backends, Unreached
 from kvlink.cluster.choice import Choice, Policy
 from kvlink.cluster.route_metrics import RouteMetrics
 from kvlink.server.auth import OPEN, Keys
+from kvlink.server.hosts import Hosts
 from kvlink.server.refusals import Refused, answer
 
 log = logging.getLogger("kvlink.server.route")
@@ -76,7 +76,7 @@ class Gateway:
                     await watching
                 await self._backends.close()
 
-        guard = [Middleware(TrustedHostMiddleware, allowed_hosts=hosts)] if hosts is not None else []
+        guard = [Middleware(Hosts, names=hosts)] if hosts is not None else []
         document = "/v1/documents/{name:path}"
         return Starlette(
             routes=[

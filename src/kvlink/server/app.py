@@ -1,9 +1,6 @@
 """The application: routes, what they share, and how every error is told. Begins and ends the engine's thread."""
 
 import asyncio
-import json
-import logging
-import traceback
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,18 +10,17 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import Response
 
 from kvlink.core.errors import KVLinkError
 from kvlink.server import documents, generation
 from kvlink.server.auth import Keys
 from kvlink.server.door import Door
+from kvlink.server.faults import log_fault
+from kvlink.server.hosts import Hosts
 from kvlink.server.rebuilding import Rebuilding, cancelled
 from kvlink.server.refusals import Refused, answer, invalid, refusal_of
 from kvlink.server.served import Served
-
-log = logging.getLogger("kvlink.server")
 
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
@@ -37,8 +33,7 @@ def make_app(served: Served, *, keys: Keys | None = None, hosts: list[str] | Non
 
     Args:
         keys: Who may ask; everybody if None.
-        hosts: Values of the header `Host` that are answered; any if None. On loopback it keeps out web pages whose name
-            was made to point here.
+        hosts: Values of the header `Host` that are answered; any if None.
 
     Raises:
         InputError: Served while the application runs: the engine assembles documents for each prompt.
@@ -62,14 +57,14 @@ def make_app(served: Served, *, keys: Keys | None = None, hosts: list[str] | Non
             if served.traces is not None:
                 await asyncio.to_thread(served.traces.close)
 
-    app = FastAPI(title="KVLink", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(title="KVLink", docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=lifespan)
     app.state.ready, app.state.served = False, served
     app.include_router(generation.routes(served))
     app.include_router(documents.routes(served, rebuilding))
     _add_operations(app, served)
     _add_errors(app)
     if hosts is not None:
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+        app.add_middleware(Hosts, names=hosts)
     app.add_middleware(Door, keys=keys or Keys(), max_bytes=served.max_bytes, metrics=served.metrics)
     return app
 
@@ -119,7 +114,7 @@ def _add_errors(app: FastAPI) -> None:
     async def ours(request: Request, error: KVLinkError) -> Response:
         refused = refusal_of(error)
         if refused.status == 500:
-            _log_fault(request, error)
+            log_fault(request.scope["kvlink.id"], error)
         return refused.response
 
     @app.exception_handler(RequestValidationError)
@@ -130,16 +125,4 @@ def _add_errors(app: FastAPI) -> None:
     async def http(_: Request, error: HTTPException) -> Response:
         return Refused(error.status_code, str(error.detail)).response
 
-    @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        _log_fault(request, error)
-        return Refused(500, f"the request failed: {type(error).__name__}", code="failed").response
-
-    _: Any = (refused, ours, malformed, http, unforeseen)
-
-
-def _log_fault(request: Request, error: Exception) -> None:
-    """Tell the operator where a request failed: files and lines, but no message, which may quote what was asked."""
-    where = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)]
-    row = {"id": request.scope["kvlink.id"], "fault": type(error).__name__, "at": where[-8:]}
-    log.error("%s", json.dumps(row))
+    _: Any = (refused, ours, malformed, http)

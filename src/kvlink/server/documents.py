@@ -5,21 +5,17 @@ objects runs in the engine's thread, between two steps.
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvlink.core.document import Document
 from kvlink.core.errors import InputError, StoreError
-from kvlink.engine.engine import Engine
 from kvlink.engine.overview import Overview
 from kvlink.engine.record import Put
-from kvlink.engine.usage import DocumentUsage
 from kvlink.server.protocol import DocumentBody, DocumentsBody, WarmRequest
-from kvlink.server.rebuilding import Rebuilding, in_engine
+from kvlink.server.rebuilding import Rebuilding, encoded, in_engine
 from kvlink.server.refusals import Refused, answer, refusal_of
 from kvlink.server.served import Served
 from kvlink.server.view import View
@@ -102,17 +98,10 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
         """Encode what some documents lack, so that the first request about them need not."""
         ids = [one if isinstance(one, str) else one.id for one in body.documents]
         found, engine = await asyncio.to_thread(view.read, ids)
-        rows: list[dict[str, Any]] = []
-        for document in found.values():
-            made = await in_engine(served, lambda one=document: _encoded(engine, one))
-            rows += [row.to_json() for row in made]
+        rows = [(await encoded(served, engine, document)).to_json() for document in found.values()]
         return answer({"object": "list", "data": rows})
 
     return router
-
-
-def _encoded(engine: Engine, document: Document) -> Sequence[DocumentUsage]:
-    return engine.encode([document])
 
 
 def _put_row(put: Put) -> dict[str, Any]:

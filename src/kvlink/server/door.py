@@ -1,5 +1,7 @@
 """What every request passes before it is read: its id, its key, its pace, its size; and the one line logged of it.
 
+What fails behind it without being foreseen is told there, too: with the id, and without what the error says.
+
 The line holds no prompt, no document and no id of one.
 """
 
@@ -15,8 +17,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvlink.server.auth import OPEN, Keys
+from kvlink.server.faults import log_fault
 from kvlink.server.metrics import Metrics
-from kvlink.server.refusals import Refused
+from kvlink.server.refusals import Refused, failed
 from kvlink.server.tenants import Pace
 
 log = logging.getLogger("kvlink.server")
@@ -68,6 +71,11 @@ class Door:
                 await refused.response(scope, receive, named)
                 return
             await self._app(scope, _replayed(body, receive), named)
+        except Exception as error:
+            log_fault(name, error)
+            if status:  # an answer has begun, and cannot be taken back: the server cuts it
+                raise
+            await failed(error).response(scope, receive, named)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             self._metrics.requests.labels(route, status).inc()

@@ -117,6 +117,7 @@ class _OfEngine(Collector):
             ("kvlink_requests_waiting", "Requests in the queue", steps.waiting),
             ("kvlink_requests_running", "Requests whose rows go through the model", steps.running),
             ("kvlink_own_bytes", "Keys and values of running requests", steps.own_bytes),
+            ("kvlink_leased_bytes", "Keys and values of documents and beginnings that requests read", self._leased()),
             ("kvlink_beginnings_bytes", "Keys and values of known beginnings", self._beginnings()),
         ):
             yield GaugeMetricFamily(name, text, value)
@@ -164,6 +165,10 @@ class _OfEngine(Collector):
                 yield _tier(tier.source, tier.stats, tier.failures)
         else:
             yield _tier(self._engine.store.source, stats, 0)
+
+    def _leased(self) -> int:
+        sessions = self._engine.sessions
+        return sessions.residency.stats().leased_bytes + sessions.beginnings.stats().leased_bytes if sessions else 0
 
     def _beginnings(self) -> int:
         sessions = self._engine.sessions

@@ -76,7 +76,12 @@ def refusal_of(error: KVLinkError) -> Refused:
         case Cancelled():
             return Refused(503, str(error), code="closing")
         case _:
-            return Refused(500, f"the request failed: {type(error).__name__}", code="failed")
+            return failed(error)
+
+
+def failed(error: Exception) -> Refused:
+    """Return how a fault is told: by its kind, since its message may hold anything."""
+    return Refused(500, f"the request failed: {type(error).__name__}", code="failed")
 
 
 def invalid(errors: Sequence[Mapping[str, Any]]) -> Refused:
