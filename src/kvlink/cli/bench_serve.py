@@ -74,7 +74,7 @@ def serve(
         require_writable(json, "the results")
     if plot:
         require_plot(plot)
-    threads = threads or max(1, (os.cpu_count() or 1) - 1)
+    threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
     torch.set_num_threads(threads)
     open_at_once = allow_connections(streams)
     wanted = pool + 2 * rounds * (clients + counted) + vanish + 2 * open_at_once

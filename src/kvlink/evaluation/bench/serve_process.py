@@ -5,15 +5,18 @@ Knows it by its address and its process id alone. Needs `/proc`, which Linux has
 
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from types import FrameType
 from typing import Protocol, runtime_checkable
 
 from kvlink.core.errors import InputError, KVLinkError
@@ -107,7 +110,7 @@ class ServerProcess:
 def serving(options: Sequence[str], *, log: Path, threads: int) -> Generator[ServerProcess]:
     """Start `kvlink serve` with these options, wait until it is ready, and end it.
 
-    Settings of the environment are kept from it, but for what opens the store.
+    Settings of the environment are kept from it, but for what opens the store. SIGTERM to this process ends both.
 
     Args:
         log: Where what it says is written.
@@ -121,6 +124,7 @@ def serving(options: Sequence[str], *, log: Path, threads: int) -> Generator[Ser
     port = _free_port()
     command = [sys.executable, "-m", "kvlink", "serve", "--name", MODEL, "--port", str(port), *options]
     with (
+        _left_by_sigterm(),
         log.open("wb") as told,
         subprocess.Popen(command, stdout=told, stderr=told, env=environment) as process,  # noqa: S603 (our own)
     ):
@@ -137,6 +141,23 @@ def serving(options: Sequence[str], *, log: Path, threads: int) -> Generator[Ser
             with suppress(subprocess.TimeoutExpired):
                 process.wait(60)
             process.kill()
+
+
+@contextmanager
+def _left_by_sigterm() -> Generator[None]:
+    """Make SIGTERM an exception, so that what was begun is ended; by itself it ends a process at once."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():  # no other may listen to signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def require_proc() -> None:
