@@ -31,7 +31,8 @@ def runs() -> list[None]:
 
 @pytest.fixture(scope="module")
 def rows(engine: Engine, runs: list[None]) -> list[dict[str, Any]]:
-    return bench_ttft(
+    before = engine.store.names()
+    found = bench_ttft(
         engine,
         documents=DOCUMENTS,
         tokens=LENGTHS,
@@ -40,6 +41,8 @@ def rows(engine: Engine, runs: list[None]) -> list[dict[str, Any]]:
         repeats=1,
         progress=lambda: runs.append(None),
     )
+    assert engine.store.names() == before, "the engine's own store is not left alone"
+    return found
 
 
 def chosen(rows: list[dict[str, Any]], **wanted: object) -> list[dict[str, Any]]:
@@ -80,11 +83,6 @@ def test_progress_is_told_as_often_as_was_announced(
 
 def test_results_are_json(rows: list[dict[str, Any]]) -> None:
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
-
-
-@pytest.mark.usefixtures("rows")
-def test_the_engines_own_store_is_left_alone(engine: Engine) -> None:
-    assert engine.store.names() == set()
 
 
 # --- states ---------------------------------------------------------------------------------------------------------
