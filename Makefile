@@ -70,9 +70,10 @@ bench: setup ## Measure the committed figures again, into benchmarks/
 	$(BIN)/kvlink bench serve --json benchmarks/serve.json
 	$(BIN)/kvlink bench codecs --tokens 1000,100 --json benchmarks/codecs.json
 
-torture: setup ## Run the property tests with many more examples, and kill 300 writers and 300 rebuilders at random moments
-	HYPOTHESIS_PROFILE=torture KVLINK_TORTURE=1 $(PYTEST) -k "random or property or model or any or every or killed" \
-		$(ARGS) tests/core tests/store
+torture: setup ## Run the property tests with many more examples, and kill writers, rebuilders and servers at random moments
+	HYPOTHESIS_PROFILE=torture KVLINK_TORTURE=1 $(PYTEST) \
+		-k "random or property or model or any or every or killed or under_load or on_ray" \
+		$(ARGS) tests/core tests/store tests/cluster
 
 gpu-check: ## Check and measure on a GPU, with the torch that is in .venv
 	@[ -x $(BIN)/python ] || { echo "there is no .venv; run 'make setup' with a TORCH for your GPU first" >&2; exit 1; }

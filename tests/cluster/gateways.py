@@ -1,10 +1,11 @@
 """Servers and gateways on loopback ports, in threads: real ones over tiny models, and ones that misbehave."""
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -21,12 +22,15 @@ from kvlink.engine.library import Library
 from kvlink.server.app import make_app
 from kvlink.server.auth import Keys
 from kvlink.server.served import Served
+from kvlink.server.serves import Serves
+from kvlink.store.journal import Journal
 from tiny import byte_tokenizer
 from tiny_models import tiny_model
 
 LOOPBACK = "127.0.0.1"
 MODEL = "tiny"
 TOKENIZER = byte_tokenizer()
+NOTHING = Serves(model=MODEL, weights="none", entries="none", links="")
 
 
 def until(is_so: Callable[[], Any], *, within_s: float = 60) -> None:
@@ -38,9 +42,9 @@ def until(is_so: Callable[[], Any], *, within_s: float = 60) -> None:
 
 
 @contextmanager
-def serving(app: Any) -> Generator[str]:
+def serving(app: Any, *, port: int = 0) -> Generator[str]:
     """Serve an application until the block is left; yield its URL."""
-    config = uvicorn.Config(app, host=LOOPBACK, port=0, log_level="critical", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, host=LOOPBACK, port=port, log_level="critical", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
@@ -53,15 +57,28 @@ def serving(app: Any) -> Generator[str]:
 
 
 @contextmanager
-def tiny_server(folder: Path) -> Generator[tuple[str, Served]]:
-    """Serve a tiny model with a library, as `kvlink serve` does."""
+def tiny_server(
+    folder: Path, *, store: Any = None, journal: str = "", seed: int = 0, port: int = 0, **options: Any
+) -> Generator[tuple[str, Served]]:
+    """Serve a tiny model with a library, as `kvlink serve` does.
+
+    Args:
+        store: In the folder if None.
+        journal: URL of the one that its library follows.
+        seed: Of its weights.
+        options: Of `Engine.from_pretrained`.
+    """
     torch.set_num_threads(1)
-    model = tiny_model("llama", dtype=torch.float64, vocab_size=len(TOKENIZER))
+    model = tiny_model("llama", dtype=torch.float64, vocab_size=len(TOKENIZER), seed=seed)
     with ExitStack() as opening:
-        engine = opening.enter_context(Engine.from_pretrained(model, tokenizer=TOKENIZER, store=folder / "entries"))
+        kept = folder / "entries" if store is None else store
+        engine = opening.enter_context(Engine.from_pretrained(model, tokenizer=TOKENIZER, store=kept, **options))
         library = opening.enter_context(Library(folder, engine))
-        served = Served(engine=engine, library=library, model=MODEL)
-        yield opening.enter_context(serving(make_app(served))), served
+        texts = opening.enter_context(closing(Journal(journal))) if journal else None
+        served = Served(engine=engine, library=library, journal=texts, model=MODEL)
+        url = opening.enter_context(serving(make_app(served), port=port))
+        send("POST", f"{url}/v1/chat/completions", json={})  # what is built on first use is not safe from other threads
+        yield url, served
 
 
 @contextmanager
@@ -71,6 +88,11 @@ def gateway(*urls: str, key: str = "", check_s: float = 0.2, **options: Any) -> 
     one = Gateway(Backends(urls, policy, check_s=check_s), policy, keys=Keys([key] if key else []), max_bytes=1 << 20)
     with serving(one.app()) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         yield client
+
+
+def send(method: str, url: str, **options: Any) -> httpx.Response:
+    """Send one request; loading certificates for it would take longer than the answer."""
+    return httpx.request(method, url, timeout=60, trust_env=False, verify=False, **options)
 
 
 def counted(client: httpx.Client, name: str) -> dict[str, float]:
@@ -84,12 +106,13 @@ class Broken:
 
     Args:
         answer: Sent before the connection is closed; None holds it open.
+        serves: What it says it serves.
     """
 
-    READY = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}"
-
-    def __init__(self, answer: bytes | None) -> None:
+    def __init__(self, answer: bytes | None, serves: Serves = NOTHING) -> None:
         self.answer, self.asked, self.is_silent = answer, 0, False
+        body = json.dumps({"ready": True, "serves": serves.to_json()}).encode()
+        self._ready = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
         self._socket = socket.create_server((LOOPBACK, 0))
         self._held: list[socket.socket] = []
         self.url = f"http://{LOOPBACK}:{self._socket.getsockname()[1]}"
@@ -103,7 +126,7 @@ class Broken:
             except OSError:
                 return
             if head.startswith(b"GET /ready") and not self.is_silent:
-                connection.sendall(self.READY)
+                connection.sendall(self._ready)
             elif head.startswith(b"GET /ready") or self.answer is None:
                 self.asked += not head.startswith(b"GET /ready")
                 self._held.append(connection)

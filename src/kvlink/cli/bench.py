@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from kvlink.cli import (
+    bench_cluster,
     bench_codecs,
     bench_reuse,
     bench_serve,
@@ -29,6 +30,7 @@ app.command()(bench_reuse.memory)
 app.command()(bench_reuse.dialogue)
 app.command()(bench_throughput.throughput)
 app.command()(bench_serve.serve)
+app.command()(bench_cluster.cluster)
 
 Documents = Annotated[int, typer.Option("--documents", min=1, help="Documents in each prompt.")]
 Tokens = Annotated[str, typer.Option("--tokens", help="Tokens per document, separated by commas.")]

@@ -34,7 +34,7 @@ def simulate(
     ] = None,
     nodes: Annotated[str, typer.Option("--nodes", help="Nodes, separated by commas.")] = "4",
     policies: Annotated[
-        str, typer.Option("--policies", help="Of affinity, two-choices, round-robin, random.")
+        str, typer.Option("--policies", help="Of affinity, two-choices, round-robin, random, uneven.")
     ] = "affinity,two-choices,round-robin,random",
     requests: Annotated[int, typer.Option("--requests", min=100, help="Requests of each run.")] = 20_000,
     load: Annotated[
@@ -90,7 +90,7 @@ def simulate(
     if costs is None:
         raise typer.BadParameter("name a JSON like benchmarks/cluster-costs.json", param_hint="--costs")
     measured = Costs.read(costs)
-    chosen = _policies(policies)
+    chosen = policies_named(policies)
     if plot is not None:
         require_plot(plot)
     if lose > min(counts):
@@ -121,13 +121,14 @@ def simulate(
     write_results(json, "cluster simulate", rows, seed=seed, settings={"gap": gap, "costs": costs.name})
 
 
-def _policies(text: str) -> list[str]:
-    from kvlink.cluster.baselines import POLICIES
+def policies_named(text: str) -> list[str]:
+    """Read names of policies, separated by commas."""
+    from kvlink.cluster.baselines import POLICIES, UNEVEN
 
     chosen = [name.strip() for name in text.split(",")]
     for name in chosen:
-        if name not in POLICIES:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(POLICIES)}", param_hint="--policies")
+        if name not in (*POLICIES, UNEVEN):
+            raise typer.BadParameter(f"{name!r} is none of {', '.join(POLICIES)}, {UNEVEN}", param_hint="--policies")
     return list(dict.fromkeys(chosen))
 
 

@@ -1,10 +1,21 @@
 """`route`: several plain servers as one, each request where its documents are, until a signal."""
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from kvlink.cli import show
+
+
+class Policies(StrEnum):
+    """By documents; the shorter queue of two; one after another; any; by documents, however uneven that is."""
+
+    AFFINITY = "affinity"
+    TWO_CHOICES = "two-choices"
+    ROUND_ROBIN = "round-robin"
+    RANDOM = "random"
+    UNEVEN = "uneven"
 
 
 def route(
@@ -23,6 +34,9 @@ def route(
         ),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without a key.")] = False,
+    policy: Annotated[
+        Policies, typer.Option("--policy", help="How a backend is chosen; all but the first are there to compare with.")
+    ] = Policies.AFFINITY,
     gap: Annotated[
         int,
         typer.Option("--gap", min=0, help="Requests by which a backend's queue may be longer, for documents' sake."),
@@ -52,6 +66,7 @@ def route(
         port=port,
         keys=Keys(api_key or ()),
         insecure=insecure,
+        policy=policy.value,
         gap=gap,
         check_s=check,
         max_bytes=max_body << 20,

@@ -5,7 +5,6 @@ Every option of `serve` is also a variable and a key of the settings file; the n
 
 import os
 import tomllib
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +51,15 @@ def serve(
             "--library",
             envvar="KVLINK_LIBRARY",
             help="Folder of a library, made if it is not there: its documents can be asked about by id.",
+            show_default=False,
+        ),
+    ] = None,
+    journal: Annotated[
+        str | None,
+        typer.Option(
+            "--journal",
+            envvar="KVLINK_JOURNAL",
+            help="URL of a Redis in which servers of one library share what its texts are now.",
             show_default=False,
         ),
     ] = None,
@@ -124,59 +132,63 @@ def serve(
     Example: kvlink serve --library handbook.library --port 8000
     """
     from kvlink.core.errors import InputError
-    from kvlink.engine.library import Library
-    from kvlink.engine.limits import Limits
-    from kvlink.engine.schema import ENTRIES, claim
 
     try:
         from kvlink.server.auth import Keys, check_address
         from kvlink.server.listening import check_free, url_of
+        from kvlink.server.opening import Settings, opened
         from kvlink.server.serve import serve as run
-        from kvlink.server.served import Served
-        from kvlink.server.shadow import Shadow
         from kvlink.server.tenants import granted
-        from kvlink.server.traces import exporting
     except ImportError as error:
         raise InputError(f"serving needs {error.name}: pip install 'kvlink[server]'") from error
     rows = [] if config is None else settings_of(config).get("keys", [])
     keys = Keys(api_key or (), granted(rows, secret=options.secret()))
     check_address(host, keys, insecure=insecure)  # before a model is loaded
     check_free(host, port)
-    limits = Limits(
+    if library is not None and store == os.environ.get("KVLINK_STORE"):
+        store = None  # that one is for folders
+    settings = Settings(
+        model=model,
+        library=library,
+        journal=journal,
+        store=store,
+        remote=remote,
+        dtype=dtype,
+        budget=budget,
+        links=links,
+        foreign_links=foreign_links,
+        name=name,
+        max_new_tokens=max_new_tokens,
+        deadline=deadline,
+        elements=elements,
+        max_prompt_tokens=max_prompt_tokens,
+        max_body=max_body,
+        shadow_rate=shadow_rate,
+        shadow_agreement=shadow_agreement,
+        traces=traces,
         max_running=max_running,
         max_queue=max_queue,
         prefill_rows=prefill_rows,
-        own_bytes=int(request_memory * (1 << 30)),
+        request_memory=request_memory,
+        device_memory=device_memory,
     )
-    wanted: dict[str, Any] = {
-        "remote": remote,
-        "links": links,
-        "foreign_links": foreign_links,
-        "limits": limits,
-        "device_bytes": None if device_memory is None else int(device_memory * (1 << 30)),
-    }
-    with ExitStack() as opening:
-        if library is not None:
-            claim(library)  # a foreign folder is refused before a store is made in it
-            if store is None or store == os.environ.get("KVLINK_STORE"):
-                store = str(library / ENTRIES)  # that one is for folders
-        engine = opening.enter_context(show.open_engine(model, store, dtype, budget, **wanted))
-        held = None if library is None else opening.enter_context(Library(library, engine))
-        served = Served(
-            engine=engine,
-            library=held,
-            model=name or Path(model).name,
-            max_new_tokens=max_new_tokens,
-            deadline_s=deadline,
-            max_bytes=max_body << 20,
-            tenants=keys.tenants,
-            elements=elements,
-            max_prompt_tokens=max_prompt_tokens,
-            shadow=Shadow(rate=shadow_rate, least_agreement=shadow_agreement) if shadow_rate else None,
-            traces=exporting() if traces else None,
+
+    def engine_of(settings: Settings) -> Any:
+        return show.open_engine(
+            settings.model,
+            settings.entries,
+            settings.dtype,
+            settings.budget,
+            remote=settings.remote,
+            links=settings.links,
+            foreign_links=settings.foreign_links,
+            limits=settings.limits,
+            device_bytes=settings.device_bytes,
         )
-        if engine.sessions is not None:
-            room = show.size(engine.sessions.residency.stats().budget_bytes)
+
+    with opened(settings, keys=keys, engine_of=engine_of) as served:
+        if served.engine.sessions is not None:
+            room = show.size(served.engine.sessions.residency.stats().budget_bytes)
             show.err.print(
                 f"documents may take {room} on the device; --device-memory sets it", highlight=False, soft_wrap=True
             )

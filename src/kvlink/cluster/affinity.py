@@ -46,6 +46,7 @@ class Affinity:
 
     Args:
         gap: Requests by which a queue may be longer than the shortest.
+        excess: How much of its fair share of the last requests a node gets before it is passed over; None for any.
         slots: Of the table of homes, a power of two.
         most_documents: Documents that are remembered of each node.
         most_sessions: Conversations that are remembered.
@@ -55,11 +56,12 @@ class Affinity:
         self,
         *,
         gap: int = GAP,
+        excess: float | None = EXCESS,
         slots: int = SLOTS,
         most_documents: int = MOST_DOCUMENTS,
         most_sessions: int = MOST_SESSIONS,
     ) -> None:
-        self._gap, self._most_sessions = gap, most_sessions
+        self._gap, self._excess, self._most_sessions = gap, excess, most_sessions
         self._table, self._heat, self._residency = Table(slots), Heat(), Residency(most_documents)
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
@@ -69,6 +71,7 @@ class Affinity:
         self._changes = 0
         self._recent = np.empty((2, 0), dtype=np.int64)
         self._sessions: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._fresh: dict[int, set[str]] = {}
         self._hot: dict[str, tuple[int, NDArray[np.int64] | None, NDArray[np.int64]]] = {}
 
     def join(self, node: str) -> None:
@@ -100,6 +103,7 @@ class Affinity:
         self._free.append(number)
         self._table.leave(number)
         self._residency.leave(number)
+        self._fresh.pop(number, None)
         self._hot.clear()
 
     def choose(
@@ -146,6 +150,24 @@ class Affinity:
         if number is not None:
             for document in documents:
                 self._residency.note(number, document)
+                if number in self._fresh:
+                    self._fresh[number].add(document)
+
+    def report(self, node: str, documents: Collection[str], *, is_all: bool) -> None:
+        """Learn what a node itself says it holds.
+
+        Args:
+            is_all: Whether it holds nothing else; what was noted since its report before stays all the same, since a
+                report says nothing yet of what is on its way.
+        """
+        number = self._numbers.get(node)
+        if number is None:
+            return
+        if is_all:
+            self._residency.keep(number, {*documents, *self._fresh.get(number, ())})
+            self._fresh[number] = set()
+        for document in documents:
+            self._residency.note(number, document)
 
     def forget(self, document: str) -> None:
         """Learn that a document has changed or is gone: what any node holds of it is of no use."""
@@ -182,8 +204,10 @@ class Affinity:
     def _has_had_enough(self) -> NDArray[np.bool_]:
         """Return which nodes got more than their share of the last requests, and than chance explains."""
         recent = self._recent[0] + self._recent[1]
+        if self._excess is None:
+            return np.zeros_like(recent, dtype=np.bool_)
         fair = int(recent.sum()) / len(self._numbers)
-        return recent > EXCESS * fair + LUCK * fair**0.5
+        return recent > self._excess * fair + LUCK * fair**0.5
 
     def _stays(self, session: str | None, busy: NDArray[np.bool_]) -> int | None:
         """Return the node of a conversation, if it lives and is not too busy."""

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from random import Random as Dice
 
-from kvlink.cluster.affinity import Affinity
+from kvlink.cluster.affinity import GAP, Affinity
 from kvlink.cluster.choice import Choice, Policy, Weighed
 
 
@@ -79,9 +79,14 @@ class RoundRobin(Blind):
 
 POLICIES = ("affinity", "two-choices", "round-robin", "random")
 
+UNEVEN = "uneven"
+"""Affinity that passes over no node for having got more than its share: what that rule is worth."""
+
 
 def policy_named(name: str, *, seed: int = 0, gap: int | None = None) -> Policy:
-    """Return a new policy by its name in `POLICIES`."""
+    """Return a new policy by its name in `POLICIES`, or `UNEVEN`."""
+    if name == UNEVEN:
+        return Affinity(gap=GAP if gap is None else gap, excess=None)
     if name == "affinity":
-        return Affinity() if gap is None else Affinity(gap=gap)
+        return Affinity(gap=GAP if gap is None else gap)
     return {"two-choices": TwoChoices, "round-robin": RoundRobin, "random": Blind}[name](seed)

@@ -1,7 +1,7 @@
 """A gateway: takes requests as a server does, and passes each to one of several servers by its documents.
 
 A request that no server has begun to answer goes to the next one; what has begun is the client's. Texts of documents go
-to all servers or to none.
+to all servers or to none, or to one where all of them follow one journal.
 """
 
 import asyncio
@@ -36,6 +36,9 @@ BODY_S = 60.0
 
 TAIL = 1 << 18
 """Bytes of a stream's end in which its usage is looked for."""
+
+BACKEND = "x-kvlink-backend"
+"""Header of an answer: which backend it is of, counted from 1."""
 
 AGAIN = frozenset({429, 503})
 """Statuses of a server that has no room, or closes: another one may have."""
@@ -96,8 +99,9 @@ class Gateway:
         return answer({"status": "ok"})
 
     async def _ready(self, _: Request) -> Response:
-        up = self._backends.up
-        return answer({"ready": bool(up), "backends": len(up)}, status=200 if up else 503)
+        up, serves = self._backends.up, self._backends.serves
+        told = {"ready": bool(up), "backends": len(up), "serves": serves and serves.to_json()}
+        return answer(told, status=200 if up else 503)
 
     async def _told(self, request: Request) -> Response:
         self._check(request)
@@ -105,10 +109,12 @@ class Gateway:
 
     async def _somewhere(self, request: Request) -> Response:
         """Pass a request to the server that is best for it, or to the next one."""
-        start = perf_counter()
         self._check(request)
         body = await self._body(request)
-        asked = read(body, request.headers.get("x-session-id"))
+        return await self._pass(request, body, read(body, request.headers.get("x-session-id")))
+
+    async def _pass(self, request: Request, body: bytes, asked: Asked) -> Response:
+        start = perf_counter()
         failed: set[str] = set()
         busy: Response | None = None
         while True:
@@ -150,13 +156,19 @@ class Gateway:
             return _Events(passing, found, self._backends)
         text = await _unless_gone(request, asyncio.ensure_future(self._backends.read(node, found)))
         passing.end(found.status_code, usage_of(text) if found.status_code == 200 else None)
-        return Response(text, status_code=found.status_code, headers=_headers(found.headers))
+        headers = {**_headers(found.headers), BACKEND: self._backends.number(node)}
+        return Response(text, status_code=found.status_code, headers=headers)
 
     async def _everywhere(self, request: Request) -> Response:
-        """Pass a change of a document to all servers; it is acknowledged when all of them have acknowledged it."""
+        """Pass a change of documents to all servers, acknowledged once all have it; to one where they share texts."""
         self._check(request)
         body = await self._body(request)
         names = [in_library(request.path_params["name"])] if request.path_params else put_in(body)
+        if self._backends.share_texts:
+            response = await self._pass(request, body, Asked(tuple((name, None) for name in names)))
+            for name in names:
+                self._policy.forget(name)
+            return response
         async with self._writing:  # two changes of one document come to all servers in the same order
             up, urls = self._backends.up, self._backends.urls
             if len(up) < len(urls):
@@ -238,7 +250,8 @@ class _Events(StreamingResponse):
 
     def __init__(self, passing: _Passing, upstream: httpx.Response, backends: Backends) -> None:
         self._passing, self._upstream, self._backends = passing, upstream, backends
-        super().__init__(self._parts(), status_code=upstream.status_code, headers=_headers(upstream.headers))
+        headers = {**_headers(upstream.headers), BACKEND: backends.number(passing.choice.node)}
+        super().__init__(self._parts(), status_code=upstream.status_code, headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

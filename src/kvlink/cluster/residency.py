@@ -1,6 +1,7 @@
 """Which nodes hold a document, as they have told: an index from documents to nodes, and back for those that leave."""
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,12 @@ class Residency:
         self._nodes[document] = one if known is None else np.concatenate((known, one))
         if len(held) > self._most:
             self._drop(node, held.popitem(last=False)[0])
+
+    def keep(self, node: int, documents: Collection[str]) -> None:
+        """Forget what a node holds but for some documents."""
+        for document in [one for one in self._documents.get(node, ()) if one not in documents]:
+            del self._documents[node][document]
+            self._drop(node, document)
 
     def leave(self, node: int) -> None:
         """Forget all that a node holds."""

@@ -102,15 +102,20 @@ class Library:
         """
         record = Record(id, text, title, metadata or {}, parent, scope)
         engine = self._engine(scope)
-        segments = self._segments(engine, record)
-        tokens = sum(segment.tokens for segment in segments)
-        if tokens > engine.report.context:
-            raise InputError(
-                f"{id} has {tokens} tokens, and the model's context {engine.report.context}: cut it into several "
-                "documents (kvlink library add --split)"
-            )
+        segments = self._fitting(engine, record)
         outcome, change = self._catalogue.put(record, reading=_reading(engine), segments=segments)
-        return Put(id, outcome, change, tokens, len(segments))
+        return Put(id, outcome, change, _tokens(segments), len(segments))
+
+    def check(self, record: Record) -> Put:
+        """Return what `put` of a document would do, and do nothing.
+
+        Raises:
+            InputError: As `put` would.
+        """
+        segments = self._fitting(self._engine(record.scope), record)
+        known = list(self._catalogue.records(scope=record.scope, ids=[record.id]))
+        outcome = "added" if not known else "unchanged" if known == [record] else "changed"
+        return Put(record.id, outcome, 0, _tokens(segments), len(segments))
 
     def remove(self, *ids: str, scope: bytes = SHARED) -> bool:
         """Remove documents, and every codec of entries that no other document uses. Needs no model.
@@ -251,6 +256,16 @@ class Library:
         segments = engine.prompter.segments(record.document, cut=engine.cuts_documents)
         return [Segment(engine.loader.name(ids), len(ids)) for ids in segments]
 
+    def _fitting(self, engine: Engine, record: Record) -> list[Segment]:
+        """Return what `_segments` does, of a text that the model can read as a whole."""
+        segments, most = self._segments(engine, record), engine.report.context
+        if (tokens := _tokens(segments)) > most:
+            raise InputError(
+                f"{record.id} has {tokens} tokens, and the model's context {most}: cut it into several documents "
+                "(kvlink library add --split)"
+            )
+        return segments
+
     def _read(self, engine: Engine, records: Iterator[Record]) -> None:
         """Note what entries are called with this engine, for documents that another one has read before."""
         for record in records:
@@ -304,6 +319,10 @@ class Library:
             self._leaving.clear()
         purged = self._catalogue.purge() if self._catalogue.must_purge else True
         return purged and not self._leaving
+
+
+def _tokens(segments: Sequence[Segment]) -> int:
+    return sum(segment.tokens for segment in segments)
 
 
 def _reading(engine: Engine) -> str:

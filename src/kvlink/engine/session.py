@@ -101,7 +101,7 @@ class Sessions:
         self._openings: set[Opening] = set()
         self.runner, self.residency, self.beginnings = runner, residency, beginnings
         self._links, self._adapter = links, adapter
-        self.root, self._bundle = root, bundle
+        self.root, self.bundle = root, bundle
 
     def over(self, residency: Residency, *, root: tuple[str, ...]) -> "Sessions":
         """Return those of another scope: the same model, links and tree, other documents."""
@@ -296,7 +296,7 @@ class Sessions:
             elif piece[0] == "segment":
                 items.append(_entry(held[piece[1]]))
             else:
-                items.append(Links(self._bundle, piece[1], self.num_links))
+                items.append(Links(self.bundle, piece[1], self.num_links))
         return items
 
     def _reordered(self, request: Request, held: list[Held]) -> tuple[Request, list[Held]]:
@@ -322,7 +322,7 @@ class Sessions:
 
     def _behind(self, one: Held, part: Sequence[Held]) -> list[Item]:
         level = 0 if one is part[-1] else 1
-        return [_entry(one), *([Links(self._bundle, level, self.num_links)] if self.num_links else [])]
+        return [_entry(one), *([Links(self.bundle, level, self.num_links)] if self.num_links else [])]
 
     def _factor(self, behind: Sequence[int | None], runs: Sequence[Rows]) -> Tensor | None:
         """Return which rows the adapter acts on: those behind the first document of a request."""

@@ -45,6 +45,8 @@ def make_app(served: Served, *, keys: Keys | None = None, hosts: list[str] | Non
         served.engine.start()
         app.state.ready = True
         tasks = [asyncio.create_task(rebuilding.run())]
+        if served.follower is not None:
+            tasks.append(asyncio.create_task(served.follower.run()))
         if served.shadow is not None:
             tasks.append(asyncio.create_task(served.shadow.run(served)))
         try:
@@ -65,7 +67,9 @@ def make_app(served: Served, *, keys: Keys | None = None, hosts: list[str] | Non
     _add_errors(app)
     if hosts is not None:
         app.add_middleware(Hosts, names=hosts)
-    app.add_middleware(Door, keys=keys or Keys(), max_bytes=served.max_bytes, metrics=served.metrics)
+    app.add_middleware(
+        Door, keys=keys or Keys(), max_bytes=served.max_bytes, metrics=served.metrics, serves=served.serves
+    )
     return app
 
 
@@ -91,8 +95,11 @@ def _add_operations(app: FastAPI, served: Served) -> None:
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Return 200 while requests are taken, else 503."""
-        return answer({"ready": app.state.ready}, status=200 if app.state.ready else 503)
+        """Return 200 while requests are taken, else 503; what is served, and the epoch of the journal it follows."""
+        told = {"ready": app.state.ready, "serves": served.serves.to_json()}
+        if served.follower is not None:
+            told["journal"] = served.follower.epoch
+        return answer(told, status=200 if app.state.ready else 503)
 
     @app.get("/dashboard")
     async def dashboard() -> Response:

@@ -70,10 +70,14 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
     async def delete(name: str, view: Seen) -> Response:
         """Remove a document; no request that comes later uses it. `gone` says whether all of its bytes are, too."""
         library, one, scope = view.library, _checked(name), view.tenant.scope
-        if not await asyncio.to_thread(lambda: library.known([one], scope=scope)):
+        if not await asyncio.to_thread(view.owns, one):
             raise Refused(404, f"the library has no {one}", code="document_not_found")
         try:
-            gone = await in_engine(served, lambda: library.remove(one, scope=scope))
+            if view.follower is not None:  # the others follow within a second
+                await asyncio.to_thread(view.follower.remove, one, scope=scope)
+                gone = False
+            else:
+                gone = await in_engine(served, lambda: library.remove(one, scope=scope))
         except StoreError:  # no request uses it any more; the next removal goes on
             gone = False
         except InputError as error:  # somebody else was faster

@@ -20,6 +20,7 @@ from kvlink.server.auth import OPEN, Keys
 from kvlink.server.faults import log_fault
 from kvlink.server.metrics import Metrics
 from kvlink.server.refusals import Refused, failed
+from kvlink.server.serves import HEADER, Serves
 from kvlink.server.tenants import Pace
 
 log = logging.getLogger("kvlink.server")
@@ -36,11 +37,23 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class Door:
     """ASGI middleware around the whole server.
 
+    A request that is meant for other weights or links is refused: it was sent by somebody who mistakes this server.
+
     In the scope it leaves `kvlink.tenant`, `kvlink.id`, and `kvlink.facts`: a dict of what else is logged.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, max_bytes: int, metrics: Metrics, pace: Pace | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys,
+        max_bytes: int,
+        metrics: Metrics,
+        serves: Serves,
+        pace: Pace | None = None,
+    ) -> None:
         self._app, self._keys, self._max_bytes, self._metrics = app, keys, max_bytes, metrics
+        self._digest = serves.digest
         self._pace = pace or Pace()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,6 +79,8 @@ class Door:
             try:
                 if scope["path"] not in OPEN:
                     facts["tenant"] = self._admit(scope, headers.get("authorization"))
+                if headers.get(HEADER, self._digest) != self._digest:
+                    raise Refused(421, f"meant for {headers[HEADER]}, and this is {self._digest}", code="other_model")
                 body = await self._body(receive, headers.get("content-length", ""))
             except Refused as refused:
                 await refused.response(scope, receive, named)

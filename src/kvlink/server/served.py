@@ -3,15 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvlink.core.errors import InputError
 from kvlink.engine.engine import Engine
 from kvlink.engine.library import Library
+from kvlink.server.following import Follower
 from kvlink.server.metrics import Metrics
 from kvlink.server.protocol import MOST_CHOICES
 from kvlink.server.refusals import Refused
+from kvlink.server.serves import Serves
 from kvlink.server.shadow import Shadow
 from kvlink.server.tenants import OPERATOR, Tenant
 from kvlink.server.traces import Traces
 from kvlink.server.view import View
+from kvlink.store.journal import Journal
 
 MAX_NEW_TOKENS = 512
 """Tokens of an answer where the client does not say; fewer where the context has less room."""
@@ -24,6 +28,7 @@ class Served:
     Attributes:
         engine: Attends documents where they lie; its steps run in a thread of its own while the server runs.
         library: Over that engine; None serves no ids.
+        journal: Which texts of the library are current, on all machines that share it; None for a library of its own.
         model: The name by which clients ask for it.
         tenants: Who may ask.
         elements: Whether `<document>` elements in a user's message are documents.
@@ -39,6 +44,7 @@ class Served:
 
     engine: Engine
     library: Library | None = None
+    journal: Journal | None = None
     model: str
     tenants: Sequence[Tenant] = (OPERATOR,)
     elements: bool = False
@@ -51,11 +57,19 @@ class Served:
     traces: Traces | None = None
     exact: str = ""
     metrics: Metrics = field(init=False)
+    serves: Serves = field(init=False)
+    follower: Follower | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Make what each tenant sees, once, by one thread, for all that will ask at once."""
-        self.metrics = Metrics(self.engine)
-        self._views = {one: View(one, self.engine, self.library) for one in dict.fromkeys((OPERATOR, *self.tenants))}
+        self.metrics, self.serves = Metrics(self.engine), serves_of(self.engine, self.model)
+        if self.journal is not None:
+            if self.library is None:
+                raise InputError("a journal holds texts of a library: name its folder, too (--library DIR)")
+            self.follower = Follower(self.library, self.journal, self.engine.call)
+        self._views = {
+            one: View(one, self.engine, self.library, self.follower) for one in dict.fromkeys((OPERATOR, *self.tenants))
+        }
 
     def view(self, tenant: Tenant) -> View:
         """Return what a tenant sees."""
@@ -78,3 +92,14 @@ class Served:
         if one in prompter.control_ids:
             return str(prompter.tokenizer.convert_ids_to_tokens(one))
         return prompter.decode([one])
+
+
+def serves_of(engine: Engine, name: str) -> Serves:
+    """Return what an engine serves, for those who compare servers."""
+    loader, sessions = engine.loader, engine.sessions
+    return Serves(
+        model=name,
+        weights=loader.identity.model,
+        entries=loader.name(()),
+        links="" if sessions is None else sessions.bundle,
+    )

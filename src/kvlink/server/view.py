@@ -15,6 +15,7 @@ from kvlink.engine.engine import Engine
 from kvlink.engine.library import Library
 from kvlink.engine.rebuild import Rebuilder
 from kvlink.engine.record import Listing, Put, Record
+from kvlink.server.following import Follower
 from kvlink.server.refusals import Refused
 from kvlink.server.tenants import Tenant
 
@@ -25,14 +26,18 @@ class View:
     Args:
         engine: Of the whole server; its own documents are shared.
         library: Over that engine; None knows no ids.
+        follower: Keeps it as new as a journal; None where nobody shares it.
 
     Attributes:
         engine: Reads what comes with a request.
+        follower: As above.
     """
 
-    def __init__(self, tenant: Tenant, engine: Engine, library: Library | None) -> None:
+    def __init__(
+        self, tenant: Tenant, engine: Engine, library: Library | None, follower: Follower | None = None
+    ) -> None:
         self.tenant = tenant
-        self._library = library
+        self._library, self.follower = library, follower
         self._lock = threading.Lock()
         scope = tenant.scope
         self.engine = (
@@ -66,6 +71,7 @@ class View:
         wanted = list(dict.fromkeys(ids))
         if not wanted:
             return {}, self.engine
+        self._catch_up()
         library, scope, tenant = self.library, self.tenant.scope, self.tenant
         assert self._own is not None and self._shared is not None, "there is a library"  # noqa: PT018
         own = library.known(wanted, scope=scope)
@@ -88,6 +94,8 @@ class View:
         """
         with self._lock:
             self._check_quota(Document(text, title, one))
+            if self.follower is not None:
+                return self.follower.put(Record(one, text, title, metadata, scope=self.tenant.scope))
             return self.library.put(one, text, title, metadata, scope=self.tenant.scope)
 
     def get(self, one: str) -> Record:
@@ -96,14 +104,21 @@ class View:
         Raises:
             Refused: 404; there is none.
         """
+        self._catch_up()
         scopes = [self.tenant.scope, SHARED] if self.tenant.sees_shared else [self.tenant.scope]
         for scope in scopes:
             if self.library.known([one], scope=scope):
                 return self.library.get(one, scope)
         raise Refused(404, f"the library has no {one}", code="document_not_found")
 
+    def owns(self, one: str) -> bool:
+        """Whether the tenant itself has a document of this id."""
+        self._catch_up()
+        return bool(self.library.known([one], scope=self.tenant.scope))
+
     def listings(self) -> list[Listing]:
         """Return the tenant's own documents without their texts, by id."""
+        self._catch_up()
         return [one for one in self.library.listings() if one.scope == self.tenant.scope]
 
     def encoder(self) -> Engine:
@@ -114,6 +129,10 @@ class View:
     def used_bytes(self) -> int:
         """What keys and values of the tenant's library documents take, uncompressed."""
         return self._bytes(sum(segment.tokens for one in self.listings() for segment in one.segments))
+
+    def _catch_up(self) -> None:
+        if self.follower is not None:
+            self.follower.catch_up()
 
     def _check_quota(self, document: Document) -> None:
         quota = self.tenant.quota_bytes

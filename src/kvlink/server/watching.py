@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from kvlink.server.served import Served
 
 
+HELD = "kvlink.held"
+"""Of a scope in which somebody wants to know the names of the entries that a request's documents are made of."""
+
+
 class Watching:
     """Looks at the answers of one HTTP request."""
 
@@ -41,6 +45,9 @@ class Watching:
             completion_tokens=self._facts.get("completion_tokens", 0) + usage.completion_tokens,
             documents=len(usage.documents),
         )
+        if HELD in self._scope:
+            loader = task.shared.residency.loader
+            self._scope[HELD] += [tuple(map(loader.name, ids)) for ids in task.request.prompt.documents]
         if served.shadow is not None:
             served.shadow.offer(task)
         if served.traces is not None:
