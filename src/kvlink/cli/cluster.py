@@ -1,4 +1,4 @@
-"""`cluster`: what many machines would do, before there are any."""
+"""`cluster`: several replicas on Ray Serve; and what many machines would do, before there are any."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -18,12 +18,71 @@ class Stores(StrEnum):
     NONE = "none"
 
 
-app = typer.Typer(help="Try out how requests are spread over many machines.", no_args_is_help=True)
+app = typer.Typer(help="Serve from many replicas, or try out how requests would be spread.", no_args_is_help=True)
 
 
-@app.callback()
-def cluster() -> None:
-    """Keep `simulate` a verb of its own, though it is the only one."""
+@app.command()
+def up(
+    replicas: Annotated[int, typer.Option("--replicas", min=1, help="How many.")] = 2,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option("--max-replicas", min=1, help="Start more under load, up to so many.", show_default="--replicas"),
+    ] = None,
+    library: Annotated[
+        Path | None,
+        typer.Option("--library", help="Folder of a library, which all replicas share.", show_default=False),
+    ] = None,
+    journal: Annotated[str | None, typer.Option("--journal", help="As of `kvlink serve`.", show_default=False)] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="A settings file of `kvlink serve`; options here win.", show_default=False),
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address; other machines need a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port.")] = 8000,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without a key.")] = False,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", help="Of a Ray that runs.", show_default="one that ends with this process"),
+    ] = None,
+    cpus: Annotated[float, typer.Option("--cpus", min=0, help="Of each replica.")] = 1.0,
+    gpus: Annotated[float, typer.Option("--gpus", min=0, help="Of each replica.")] = 0.0,
+    model: options.Model = "demo",
+    store: options.Store = None,
+    remote: options.Remote = None,
+    links: options.Links = "auto",
+    device_memory: options.DeviceMemory = None,
+) -> None:
+    """Serve from several replicas of one model on Ray Serve, until a signal; the API is that of `kvlink serve`.
+
+    Keys come from KVLINK_API_KEY or the settings file. Needs the extra `ray`.
+
+    Example: kvlink cluster up --replicas 2 --library handbook.library
+    """
+    from kvlink.core.errors import InputError
+
+    try:
+        from kvlink.cluster.ray_app.up import up as run
+    except ImportError as error:
+        raise InputError(f"replicas on Ray need {error.name}: pip install 'kvlink[ray]'") from error
+    given: dict[str, Any] = {
+        "config": config and str(config),
+        "library": library and str(library.absolute()),
+        "journal": journal,
+        "model": str(Path(model).absolute()) if Path(model).exists() else model,
+        "store": store,
+        "remote": remote,
+        "links": links,
+        "device_memory": device_memory,
+        "replicas": replicas,
+        "min_replicas": replicas,
+        "max_replicas": max_replicas,
+        "num_cpus": cpus,
+        "num_gpus": gpus,
+    }
+    show.err.print(f"starting {replicas} replicas on http://{host}:{port}/v1", highlight=False)
+    usual = {"model": "demo", "links": "auto"}  # what is not said here may stand in the file
+    chosen = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
+    run(chosen, host=host, port=port, insecure=insecure, address=address)
 
 
 @app.command()
