@@ -5,7 +5,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -119,21 +119,20 @@ class Broken:
         Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with suppress(OSError):
+            while True:
                 connection, _ = self._socket.accept()
-                head = connection.recv(1 << 16)
-            except OSError:
-                return
-            if head.startswith(b"GET /ready") and not self.is_silent:
-                connection.sendall(self._ready)
-            elif head.startswith(b"GET /ready") or self.answer is None:
-                self.asked += not head.startswith(b"GET /ready")
-                self._held.append(connection)
-                continue
-            else:
-                self.asked += 1
-                connection.sendall(self.answer)
+                with suppress(OSError):  # the other side was faster
+                    self._answer(connection)
+
+    def _answer(self, connection: socket.socket) -> None:
+        self._held.append(connection)
+        head = connection.recv(1 << 16)
+        is_check = head.startswith(b"GET /ready")
+        self.asked += not is_check
+        answer = self._ready if is_check and not self.is_silent else None if is_check else self.answer
+        if answer is not None:
+            connection.sendall(answer)
             connection.shutdown(socket.SHUT_WR)
             connection.close()
 

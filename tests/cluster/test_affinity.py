@@ -208,3 +208,40 @@ def test_every_policy_counts_queues_and_leaves_out_the_dead(name: str) -> None:
         policy.done(choice)
     policy.join("a")
     assert {choice.node for choice in (policy.choose([]) for _ in range(60)) if choice} == set(NODES)
+
+
+def test_a_report_is_what_a_node_holds_and_what_came_since_the_one_before_stays() -> None:
+    policy = Affinity(slots=SLOTS)
+    for node in NODES:
+        policy.join(node)
+
+    def held() -> set[str]:
+        return {name for name in DOCUMENTS if policy._residency.nodes(name) is not None}
+
+    policy.note("a", ["d0", "d1"])
+    policy.report("a", ["d0"], is_all=False)
+    assert held() == {"d0", "d1"}, "there may be more"
+    policy.report("a", ["d0"], is_all=True)
+    assert held() == {"d0"}
+    policy.note("a", ["d2"])
+    policy.report("a", ["d0"], is_all=True)
+    assert held() == {"d0", "d2"}, "it is on its way"
+    policy.report("a", ["d0"], is_all=True)
+    assert held() == {"d0"}
+    policy.report("gone", ["d3"], is_all=True)
+    policy.leave("a")
+    assert held() == set()
+
+
+def test_a_node_that_got_more_than_its_share_is_passed_over_unless_that_is_switched_off() -> None:
+    def chosen(**options: Any) -> set[str]:
+        policy = Affinity(slots=SLOTS, gap=1000, **options)
+        for node in ("a", "b", "c", "d"):
+            policy.join(node)
+        for at in range(WINDOW):
+            policy.note("a", [f"own-{at}"])
+        found = [policy.choose([(f"own-{at}", 1)]) for at in range(WINDOW)]  # each is asked for once: none is hot
+        return {one.node for one in found if one}
+
+    assert chosen(excess=None) == {"a"}
+    assert len(chosen()) > 1

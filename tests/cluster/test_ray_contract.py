@@ -2,14 +2,19 @@
 
 import inspect
 import warnings
+from pathlib import Path
 
 import pytest
+import yaml
+
+from kvlink.core.errors import InputError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own, of its dependencies
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
     from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
+    from kvlink.cluster.ray_app.build import build, cpus_of
     from kvlink.cluster.ray_app.router import DocumentRouter
 
 USED = {
@@ -41,3 +46,42 @@ def test_what_a_deployment_is_told_is_there() -> None:
     wanted = {"request_router_class", "request_router_kwargs", "request_routing_stats_period_s"}
     assert wanted <= set(RequestRouterConfig.model_fields)
     assert {"min_replicas", "max_replicas", "target_ongoing_requests"} <= set(AutoscalingConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "KVLINK_API_KEY"),
+        ({"insecure": True, "modell": "demo"}, "modell"),
+        ({"insecure": True, "config": "none.toml"}, "TOML"),
+    ],
+)
+def test_an_application_that_makes_no_sense_is_refused_before_any_replica_starts(
+    arguments: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVLINK_API_KEY", raising=False)
+    with pytest.raises(InputError, match=said):
+        build(arguments)
+
+
+def test_a_settings_file_of_a_server_is_taken_as_it_is(tmp_path: Path) -> None:
+    config = tmp_path / "kvlink.toml"
+    config.write_text('model = "demo"\nport = 1111\napi_key = ["one"]\nmax_queue = 7\n')
+    assert build({"config": str(config), "replicas": 3}) is not None
+
+
+def test_cpus_are_those_of_the_most_replicas() -> None:
+    assert cpus_of({"replicas": 2, "num_cpus": 1.5}) == 3
+    assert cpus_of({"replicas": 2, "max_replicas": 4}) == 4
+    assert cpus_of({"num_cpus": 0}) == 1
+
+
+def test_the_examples_name_arguments_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLINK_API_KEY", "one")
+    folder = Path(__file__).parents[2] / "examples" / "cluster"
+    plain = yaml.safe_load((folder / "serve.yaml").read_text("utf-8"))
+    service = yaml.safe_load((folder / "kuberay.yaml").read_text("utf-8"))
+    for found in (plain, yaml.safe_load(service["spec"]["serveConfigV2"])):
+        (application,) = found["applications"]
+        assert application["import_path"] == "kvlink.cluster.ray_app.build:build"
+        assert build(application["args"]) is not None

@@ -21,20 +21,21 @@ def cluster(
     policies: Annotated[
         str, typer.Option("--policies", help="Of affinity, two-choices, round-robin, random, uneven.")
     ] = "affinity,two-choices,round-robin",
-    requests: Annotated[int, typer.Option("--requests", min=50, help="Requests of each run.")] = 1500,
+    requests: Annotated[int, typer.Option("--requests", min=50, help="Requests of each run.")] = 800,
     load: Annotated[
-        float, typer.Option("--load", min=0.01, help="Share of the servers' time if all documents were there.")
-    ] = 0.3,
-    documents: Annotated[int, typer.Option("--documents", min=1, help="Documents in all.")] = 200,
-    topic: Annotated[int, typer.Option("--topic", min=1, help="Documents that are asked about together.")] = 10,
-    each: Annotated[int, typer.Option("--each", min=1, help="Documents of one request.")] = 5,
+        float,
+        typer.Option("--load", min=0.01, help="Share of the servers' or cores' time if all documents were there."),
+    ] = 0.2,
+    documents: Annotated[int, typer.Option("--documents", min=1, help="Documents in all.")] = 240,
+    topic: Annotated[int, typer.Option("--topic", min=1, help="Documents that are asked about together.")] = 3,
+    each: Annotated[int, typer.Option("--each", min=1, help="Documents of one request.")] = 2,
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Mean tokens of a document.")] = 400,
     question: Annotated[int, typer.Option("--question", min=1, help="Tokens of a question.")] = 30,
     answer: Annotated[int, typer.Option("--answer", min=1, help="Mean tokens of an answer.")] = 4,
-    zipf: Annotated[float, typer.Option("--zipf", min=0, help="Exponent of the topics' popularity.")] = 0.7,
+    zipf: Annotated[float, typer.Option("--zipf", min=0, help="Exponent of the topics' popularity.")] = 0.6,
     memory: Annotated[
         float, typer.Option("--memory", min=0.01, help="All servers' device memory, in times all documents.")
-    ] = 1.1,
+    ] = 1.2,
     lose: Annotated[bool, typer.Option("--lose/--no-lose", help="Kill a server in one more run.")] = True,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of documents, arrivals and random choices.")] = 0,
     model: Annotated[

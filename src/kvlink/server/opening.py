@@ -41,23 +41,23 @@ class Settings:
     store: str | None = None
     remote: str | None = None
     dtype: str | None = None
-    budget: float = 20.0
+    budget: int | float = 20
     links: str = "auto"
     foreign_links: bool = False
     name: str | None = None
     max_new_tokens: int = MAX_NEW_TOKENS
-    deadline: float = 600.0
+    deadline: int | float = 600
     elements: bool = False
     max_prompt_tokens: int | None = None
     max_body: int = 16
-    shadow_rate: float = 0.0
-    shadow_agreement: float = 0.0
+    shadow_rate: int | float = 0
+    shadow_agreement: int | float = 0
     traces: bool = False
     max_running: int = 64
     max_queue: int = 1024
     prefill_rows: int = 64
-    request_memory: float = 1.0
-    device_memory: float | None = None
+    request_memory: int | float = 1
+    device_memory: int | float | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Settings":

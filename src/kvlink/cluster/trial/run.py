@@ -1,9 +1,11 @@
 """The trial: one trace against real servers under each policy, then on simulated nodes with the costs measured there.
 
 Arms take turns on the same servers, each with texts of its own, so that none finds what another has left. The first
-part of each run fills the memory, and is not counted.
+requests of each run ask about each document once, and are not counted: what is missed then was evicted or is elsewhere.
 """
 
+import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from kvlink.cluster.traffic import Drawn, Traffic, draw
 from kvlink.cluster.trial.costs import measured
 from kvlink.cluster.trial.processes import Program, gateway, servers
 from kvlink.cluster.trial.requests import Seen, body_of, play
+from kvlink.core.errors import InputError
 
 AGREES = 0.15
 """How far a simulated figure may be from the real one."""
@@ -43,7 +46,7 @@ class Trial:
         token_bytes: Keys and values of one token.
         traffic: Its rate is that of one server.
         memory: All servers' device memory, in times the size of all documents.
-        load: Share of the servers' time if all documents were there; decides the rate.
+        load: Share of the time of servers, or of cores where they are fewer, if all documents were there.
     """
 
     model: str
@@ -76,9 +79,14 @@ def try_out(
 
     Args:
         folder: For logs and stores.
-        lose: Whether to kill a server in the middle of one more run with the first policy, and start it again.
+        lose: Whether to kill a server in the middle of one more run, with the first policy and number, and start it
+            again.
         progress: Is told of each request.
+
+    Raises:
+        InputError: There are too few requests, or a server does not start.
     """
+    swept(draw(trial.traffic), trial.traffic)  # refuses before anything is started
     costs: Costs | None = None
     rows: list[dict[str, Any]] = []
     for count in counts:
@@ -87,7 +95,9 @@ def try_out(
         with servers(count, _words(trial, count), place) as started:
             if costs is None:
                 costs = _costs(trial, started, place)
-            arms = [(policy, False) for policy in policies] + ([(policies[0], True)] if lose else [])
+            arms = [(policy, False) for policy in policies]
+            if lose and count == counts[0]:
+                arms.append((policies[0], True))
             for number, (policy, is_lost) in enumerate(arms):
                 one = _Arm(trial, costs, started, policy, first=number * trial.traffic.documents, folder=place)
                 rows.append(one.lose(progress) if is_lost else one.run(progress))
@@ -97,7 +107,26 @@ def try_out(
 
 def num_requests(trial: Trial, *, counts: Sequence[int], policies: Sequence[str], lose: bool) -> int:
     """Return how many requests `try_out` sends, but for those that measure costs."""
-    return len(counts) * (len(policies) + lose) * trial.traffic.requests
+    return (len(counts) * len(policies) + lose) * trial.traffic.requests
+
+
+def swept(drawn: Drawn, traffic: Traffic) -> Drawn:
+    """Let the first requests ask about every document once, topic by topic, in an order of their own.
+
+    Raises:
+        InputError: They are more than those that are not counted.
+    """
+    order = np.random.default_rng(traffic.seed + 1).permutation(traffic.documents // traffic.topic)
+    starts = [min(start, traffic.topic - traffic.each) for start in range(0, traffic.topic, traffic.each)]
+    rows = [topic * traffic.topic + start + np.arange(traffic.each) for topic in order.tolist() for start in starts]
+    if len(rows) > int(WARM * traffic.requests):
+        raise InputError(
+            f"{traffic.requests} requests are too few: a first part of them asks about all {traffic.documents} "
+            f"documents, so ask for {math.ceil(len(rows) / WARM)} or more"
+        )
+    asked = drawn.asked.copy()
+    asked[: len(rows)] = rows
+    return replace(drawn, asked=asked)
 
 
 class _Arm:
@@ -109,8 +138,9 @@ class _Arm:
         self._trial, self._costs, self._started, self._policy = trial, costs, started, policy
         self._first, self._folder = first, folder
         hit_s = costs.hit_s(trial.traffic.question, trial.traffic.answer)
-        self._traffic = replace(trial.traffic, rate=trial.load * len(started) / hit_s)
-        self._drawn = draw(self._traffic)
+        at_once = min(len(started), len(os.sched_getaffinity(0)))
+        self._traffic = replace(trial.traffic, rate=trial.load * at_once / hit_s)
+        self._drawn = swept(draw(self._traffic), self._traffic)
         self._counted = int(self._traffic.requests * WARM)
 
     def run(self, progress: Progress) -> dict[str, Any]:
