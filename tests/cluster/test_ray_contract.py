@@ -14,7 +14,7 @@ with warnings.catch_warnings():
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
     from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-    from kvlink.cluster.ray_app.build import build, cpus_of
+    from kvlink.cluster.ray_app.build import cpus_of, wanted
     from kvlink.cluster.ray_app.router import DocumentRouter
 
 USED = {
@@ -61,13 +61,15 @@ def test_an_application_that_makes_no_sense_is_refused_before_any_replica_starts
 ) -> None:
     monkeypatch.delenv("KVLINK_API_KEY", raising=False)
     with pytest.raises(InputError, match=said):
-        build(arguments)
+        wanted(arguments)
 
 
 def test_a_settings_file_of_a_server_is_taken_as_it_is(tmp_path: Path) -> None:
     config = tmp_path / "kvlink.toml"
     config.write_text('model = "demo"\nport = 1111\napi_key = ["one"]\nmax_queue = 7\n')
-    assert build({"config": str(config), "replicas": 3}) is not None
+    found = wanted({"config": str(config), "replicas": 3, "max_queue": 9})
+    assert (found.plan.replicas, found.settings) == (3, {"model": "demo", "max_queue": 9})
+    assert found.keys.check("Bearer one").is_operator
 
 
 def test_cpus_are_those_of_the_most_replicas() -> None:
@@ -76,7 +78,7 @@ def test_cpus_are_those_of_the_most_replicas() -> None:
     assert cpus_of({"num_cpus": 0}) == 1
 
 
-def test_the_examples_name_arguments_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_name_the_application_and_arguments_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVLINK_API_KEY", "one")
     folder = Path(__file__).parents[2] / "examples" / "cluster"
     plain = yaml.safe_load((folder / "serve.yaml").read_text("utf-8"))
@@ -84,4 +86,4 @@ def test_the_examples_name_arguments_that_there_are(monkeypatch: pytest.MonkeyPa
     for found in (plain, yaml.safe_load(service["spec"]["serveConfigV2"])):
         (application,) = found["applications"]
         assert application["import_path"] == "kvlink.cluster.ray_app.build:build"
-        assert build(application["args"]) is not None
+        assert wanted(application["args"]).plan.max_replicas == 8

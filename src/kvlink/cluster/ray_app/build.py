@@ -63,11 +63,42 @@ class Plan:
     hosts: list[str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What arguments and a settings file say together.
+
+    Attributes:
+        settings: Those of each server, by name.
+        keys: Who may ask.
+    """
+
+    plan: Plan
+    settings: dict[str, Any]
+    keys: Keys
+
+
 def build(arguments: Mapping[str, Any]) -> Application:
     """Return the application.
 
     Raises:
-        InputError: An argument is none, or there is no key and nobody has said that everybody may ask.
+        InputError: As `wanted`.
+    """
+    found = wanted(arguments)
+    replicas = _replicas(found.plan).bind(found.settings, found.keys, found.plan.hosts)
+    ingress = _deployment(Ingress).options(
+        name="Ingress",
+        num_replicas=found.plan.ingresses,
+        max_ongoing_requests=1000,
+        ray_actor_options={"num_cpus": 0},
+    )
+    return ingress.bind(replicas, max_bytes=int(found.settings.get("max_body", 16)) << 20)
+
+
+def wanted(arguments: Mapping[str, Any]) -> Wanted:
+    """Read the arguments of `build`.
+
+    Raises:
+        InputError: One is none, or there is no key and nobody has said that everybody may ask.
     """
     plan = _plan(arguments)
     given = {name: value for name, value in arguments.items() if not hasattr(plan, name)}
@@ -80,11 +111,7 @@ def build(arguments: Mapping[str, Any]) -> Application:
             "there is no API key: set KVLINK_API_KEY where the application is built, or say insecure: true if "
             "everybody may ask"
         )
-    replicas = _replicas(plan).bind(settings, keys, plan.hosts)
-    ingress = _deployment(Ingress).options(
-        name="Ingress", num_replicas=plan.ingresses, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0}
-    )
-    return ingress.bind(replicas, max_bytes=int(settings.get("max_body", 16)) << 20)
+    return Wanted(plan, settings, keys)
 
 
 def cpus_of(arguments: Mapping[str, Any]) -> int:
