@@ -227,6 +227,22 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def test_the_verb_routes_until_a_signal(servers: list[tuple[str, Served]]) -> None:
+    port = free_port()
+    words = ["route", "--backends", ",".join(url for url, _ in servers), "--port", str(port)]
+    process = subprocess.Popen([sys.executable, "-m", "kvlink", *words], stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=f"http://{LOOPBACK}:{port}", timeout=60, trust_env=False, verify=False) as client:
+            until(lambda: _backends(client) == 2, within_s=120)
+            assert client.post(CHAT, json=about("A hut.")).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.skipif(not os.environ.get("KVLINK_TORTURE"), reason="loads a model three times: make torture")
 def test_a_killed_server_fails_no_request_that_had_not_begun(tmp_path: Path) -> None:
     model = tmp_path / "tiny"
     tiny_model("llama", vocab_size=len(TOKENIZER)).save_pretrained(model)
