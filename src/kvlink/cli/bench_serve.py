@@ -35,6 +35,15 @@ def serve(
         typer.Option("--threads", min=1, help="Threads of torch in both arms.", show_default="all cores but one"),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of documents and orders.")] = 0,
+    layers: Annotated[
+        int | None,
+        typer.Option(
+            "--layers",
+            min=1,
+            help="Take only so many layers of the model: the same work in little, where cores are few.",
+            show_default="all",
+        ),
+    ] = None,
     links: options.Links = "auto",
     model: options.Model = "demo",
     dtype: options.Dtype = None,
@@ -51,15 +60,24 @@ def serve(
 
     import torch
 
-    from kvlink.evaluation.bench import serve as bench
-    from kvlink.evaluation.bench.serve_clients import idle_streams, vanishing
-    from kvlink.evaluation.bench.serve_process import allow_connections, require_proc, serving
+    from kvlink.evaluation.bench.serve_process import allow_connections, require_proc
+    from kvlink.evaluation.bench.serve_run import Work, bench_serve, shortened
     from kvlink.evaluation.bench.throughput_load import Traffic
     from kvlink.evaluation.plot import require_plot
     from kvlink.evaluation.results import require_writable, write_results
 
+    require_proc()
+    work = Work(
+        clients=clients,
+        rounds=rounds,
+        counted=counted,
+        requests=requests,
+        vanish=vanish,
+        streams=allow_connections(streams),
+        threads=threads or max(1, len(os.sched_getaffinity(0)) - 1),
+    )
     traffic = Traffic(
-        requests=requests + rounds * (counted + 2 * clients),
+        requests=work.most_requests,
         documents=documents,
         tokens=tokens,
         question=question,
@@ -69,79 +87,58 @@ def serve(
         resident=resident,
         seed=seed,
     )
-    require_proc()
     if json is not None:
         require_writable(json, "the results")
     if plot:
         require_plot(plot)
-    threads = threads or max(1, len(os.sched_getaffinity(0)) - 1)
-    torch.set_num_threads(threads)
-    open_at_once = allow_connections(streams)
-    wanted = pool + 2 * rounds * (clients + counted) + vanish + 2 * open_at_once
-    with (
-        TemporaryDirectory(prefix="kvlink-bench-") as folder,
-        show.open_engine(model, Path(folder) / "store", dtype, options.GIGABYTES, links=links) as engine,
-        show.bar() as progress,
-    ):
-        task = progress.add_task("encoding", total=wanted + requests, rate="")
+    torch.set_num_threads(work.threads)
+    with TemporaryDirectory(prefix="kvlink-bench-") as name:
+        folder = Path(name)
+        asked = model if layers is None else shortened(model, layers, folder / "model")
+        store = str(folder / "store")
+        how = ["--model", asked, "--store", store, "--links", links, *(["--dtype", dtype] if dtype else [])]
+        with show.open_engine(asked, store, dtype, options.GIGABYTES, links=links) as engine, show.bar() as progress:
+            task = progress.add_task("", total=work.steps(traffic), rate="")
+            rows = bench_serve(
+                engine,
+                traffic,
+                work,
+                options=how,
+                folder=folder,
+                stage=lambda what: progress.update(task, description=what),
+                progress=lambda: progress.advance(task),
+            )
+            info = {**engine.model_info, "name": model, "layers": engine.runner.geometry.layers}
+            settings = {**asdict(traffic), **asdict(work), "links": engine.num_links}
+    _print(rows, json)
+    write_results(json, "bench serve", rows, model=info, seed=seed, settings=settings)
+    if plot:
+        from kvlink.evaluation.plot_serve import plot_serve
 
-        def step() -> None:
-            progress.advance(task)
-
-        texts, asked = traffic.texts(engine), traffic.asks(engine)
-        engine.encode(texts, progress=lambda _: step())
-        progress.update(task, description="starting a server")
-        how = ["--model", model, "--store", str(Path(folder) / "store"), "--links", links]
-        how += [
-            "--device-memory",
-            str(bench.device_bytes(engine, traffic) / (1 << 30)),
-            "--max-queue",
-            str(2 * streams + 1024),
-        ]
-        with serving(
-            [*how, *(["--dtype", dtype] if dtype else [])], log=Path(folder) / "log", threads=threads
-        ) as process:
-            server = bench.server_arm(process, traffic, texts, asked)
-            progress.update(task, description="both in turn")
-            with bench.engine_arm(engine, traffic, texts) as alone:
-                rows = bench.bench_cost(alone, server, clients=clients, rounds=rounds, count=counted, progress=step)
-            left = max(0, requests - rows[1]["asked"])
-            progress.update(task, description="the server alone", total=wanted + left)
-            rows.append(bench.bench_soak(server, process, clients=clients, requests=left, progress=step))
-            if vanish:
-                progress.update(task, description="clients vanish")
-                rows.append(vanishing(process, texts[:documents], asked, clients=vanish, progress=step))
-            if open_at_once:
-                progress.update(task, description="streams wait")
-                rows.append(idle_streams(process, asked, streams=open_at_once, progress=step))
-        _print(rows, json)
-        settings = {**asdict(traffic), "clients": clients, "rounds": rounds, "counted": counted, "threads": threads}
-        settings |= {"requests": requests, "vanish": vanish, "streams": streams, "links": engine.num_links}
-        write_results(json, "bench serve", rows, model=engine.model_info, seed=seed, settings=settings)
-        if plot:
-            from kvlink.evaluation.plot_serve import plot_serve
-
-            plot_serve(rows, plot, title=f"{engine.model_info['name']}, {clients} clients")
+        plot_serve(rows, plot, title=f"{model}, {info['layers']} layers, {clients} clients")
 
 
 def _print(rows: list[dict[str, Any]], json: Path | None) -> None:
     console = show.out(json)
     console.print(_table(rows[:2]))
-    for line in _lines(rows[2:]):
-        console.print(line, highlight=False)
+    cost, first, added = (rows[1][name] for name in ("cost", "ttft_cost_s", "ttft_added_s"))
+    share = f"{cost['median']:.1%} of requests per second (quartiles {cost['q1']:.1%}, {cost['q3']:.1%})"
+    late = f"{first['median'] * 1000:.1f} ms of the median time to the first text"
+    parts = f"{added['median'] * 1000:.1f} ms lie between the engine's first token and the client's first text"
+    for line in (f"the server costs {share}, {late}; {parts}", *_lines(rows[2:])):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("arm", "req/s", "costs", "first text\np50", "costs", "answer\np50", "requests", "errors")
+    heads = ("arm", "req/s", "first text, ms\np50", "answer, s\np50", "processor, ms\neach", "asked", "errors")
+    table = Table(*heads, title="a server, asked over loopback, and its engine alone")
     for row in rows:
-        cost, first = row.get("cost"), row.get("ttft_cost_s")
         table.add_row(
             row["arm"],
             f"{row['requests_per_s']:.3g}",
-            f"{cost['median']:.1%} ({cost['q1']:.1%} - {cost['q3']:.1%})" if cost else "",
-            f"{row['ttft_s']['p50'] * 1000:.0f} ms",
-            f"{first['median'] * 1000:.1f} ms" if first else "",
-            f"{row['total_s']['p50'] * 1000:.0f} ms",
+            f"{row['ttft_s']['p50'] * 1000:.0f}",
+            f"{row['total_s']['p50']:.2f}",
+            f"{row['processor_s'] * 1000:.0f}",
             f"{row['asked']:,}",
             str(sum(row["errors"].values())),
         )

@@ -45,6 +45,7 @@ class Watching:
             completion_tokens=self._facts.get("completion_tokens", 0) + usage.completion_tokens,
             documents=len(usage.documents),
         )
+        self._facts.setdefault("engine_ttft_s", round(task.answer.timings.ttft_s, 4))
         if HELD in self._scope:
             loader = task.shared.residency.loader
             self._scope[HELD] += [tuple(map(loader.name, ids)) for ids in task.request.prompt.documents]

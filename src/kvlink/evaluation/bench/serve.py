@@ -11,9 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPException
+from itertools import count as counting
 from json import dumps, loads
+from random import Random
 from statistics import mean
-from time import perf_counter
+from time import perf_counter, process_time, sleep
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,7 @@ class Told:
         start, first, end: When it was sent, when its first text was there, and when it had ended.
         completion_tokens, computed_tokens: Tokens of the answer, and those of the prompt that were computed now.
         error: Why there is no whole answer; empty if there is.
+        name: Id of the request, where it has one.
     """
 
     start: float
@@ -53,6 +56,7 @@ class Told:
     completion_tokens: int = 0
     computed_tokens: int = 0
     error: str = ""
+    name: str = ""
 
 
 Order = tuple[int, ...]
@@ -79,16 +83,25 @@ class Loop:
 
 @dataclass(slots=True, eq=False)
 class Arm:
-    """Who is asked, and what came of it. Orders of documents go on from loop to loop; none comes twice."""
+    """Who is asked, and what came of it. Orders of documents go on from loop to loop; none comes twice.
+
+    Attributes:
+        clock: Seconds that processors have spent on the one who is asked.
+        spent_s: Of those, seconds while the loops ran.
+    """
 
     name: str
     ask: Ask
     orders: Iterator[Order]
+    clock: Callable[[], float]
+    spent_s: float = 0.0
     loops: list[Loop] = field(default_factory=list[Loop])
 
     def run(self, *, clients: int, warmup: int, count: int, progress: Progress) -> None:
         """Run the loop once more."""
+        before = self.clock()
         self.loops.append(closed_loop(self.ask, self.orders, clients, warmup, count, progress))
+        self.spent_s += self.clock() - before
 
     @property
     def rates(self) -> list[float]:
@@ -106,15 +119,17 @@ class Arm:
         fine = [told for told in counted if not told.error]
         ttft = [told.first - told.start for told in fine]
         errors: Counter[str] = sum((Counter(one.errors) for one in self.loops), Counter[str]())
+        asked = sum(one.asked for one in self.loops)
         return {
             "arm": self.name,
             "clients": clients,
             "requests": len(counted),
-            "asked": sum(one.asked for one in self.loops),
+            "asked": asked,
             "errors": dict(errors),
             "requests_per_s": float(np.median(self.rates)),
             "ttft_s": percentiles(ttft),
             "total_s": percentiles([told.end - told.start for told in fine]),
+            "processor_s": self.spent_s / asked,
             "completion_tokens": mean(told.completion_tokens for told in fine),
             "computed_tokens": mean(told.computed_tokens for told in fine),
             "samples_per_s": self.rates,
@@ -123,9 +138,19 @@ class Arm:
 
 
 def bench_cost(
-    engine: Arm, server: Arm, *, clients: int, rounds: int, count: int, progress: Progress
+    engine: Arm,
+    server: Arm,
+    process: ServerProcess,
+    *,
+    clients: int,
+    rounds: int,
+    count: int,
+    progress: Progress,
 ) -> list[dict[str, Any]]:
     """Run both arms in turn, and return a row for each; that of the server says what it costs.
+
+    `ttft_added_s` is what lies between the moment at which the engine had a request's first token, in its own time, and
+    the first text that the client saw.
 
     Args:
         count: Counted requests of each arm in each round, behind one of each client that is not counted.
@@ -140,6 +165,9 @@ def bench_cost(
     pairs = list(zip(server.rates, engine.rates, strict=True))
     served["cost"] = spread([1 - one / other for one, other in pairs])
     served["ttft_cost_s"] = spread([one - other for one, other in zip(server.firsts, engine.firsts, strict=True)])
+    fine = [told for one in server.loops for told in one.counted if not told.error]
+    logged = process.logged({told.name for told in fine})
+    served["ttft_added_s"] = spread([told.first - told.start - logged[told.name]["engine_ttft_s"] for told in fine])
     return [alone, served]
 
 
@@ -172,7 +200,9 @@ def bench_soak(
 def closed_loop(ask: Ask, orders: Iterator[Order], clients: int, warmup: int, count: int, progress: Progress) -> Loop:
     """Let so many clients ask one request after another, until `count` have ended behind the first `warmup`.
 
-    All of them are busy until then; what is under way at that moment comes to its end, too, and is not counted.
+    All of them are busy until then; what is under way at that moment comes to its end, too, and is not counted. Between
+    two requests a client waits for a random part of the time between two tokens: who asks in the same process would
+    be in step with the engine else, and be taken into its very next step.
 
     Args:
         progress: Called for each of the first `warmup + count` that have ended.
@@ -180,7 +210,8 @@ def closed_loop(ask: Ask, orders: Iterator[Order], clients: int, warmup: int, co
     lock = threading.Lock()
     ended: list[Told] = []
 
-    def client() -> None:
+    def client(number: int) -> None:
+        pauses = Random(number)  # noqa: S311
         while True:
             with lock:
                 if len(ended) >= warmup + count:
@@ -191,10 +222,11 @@ def closed_loop(ask: Ask, orders: Iterator[Order], clients: int, warmup: int, co
                 ended.append(told)
                 if len(ended) <= warmup + count:
                     progress()
+            sleep(pauses.random() * (told.end - told.first) / max(1, told.completion_tokens))
 
     start = perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        for one in [pool.submit(client) for _ in range(clients)]:
+        for one in [pool.submit(client, number) for number in range(clients)]:
             one.result()
     ended.sort(key=lambda told: told.end)
     counted = ended[warmup : warmup + count]
@@ -252,7 +284,7 @@ def engine_arm(base: Engine, traffic: Traffic, texts: Sequence[Document]) -> Gen
 
     engine.start()
     try:
-        yield Arm("engine", ask, traffic.orders())
+        yield Arm("engine", ask, traffic.orders(), process_time)
     finally:
         engine.stop()
     require_given_back(scheduler, sessions)
@@ -260,13 +292,15 @@ def engine_arm(base: Engine, traffic: Traffic, texts: Sequence[Document]) -> Gen
 
 def server_arm(server: ServerProcess, traffic: Traffic, texts: Sequence[Document], question: str) -> Arm:
     """Return the arm that asks over HTTP, each time by a connection of its own."""
+    numbers = counting()
 
     def ask(order: Order) -> Told:
+        name = f"bench-{next(numbers)}"
         start, first, last, usage = perf_counter(), 0.0, b"", b""
         body = chat_body([texts[at] for at in order], question, max_tokens=traffic.answer)
         try:
             with closing(server.connection()) as connection:
-                connection.request("POST", CHAT, body, {"content-type": "application/json"})
+                connection.request("POST", CHAT, body, {"content-type": "application/json", "x-request-id": name})
                 response = connection.getresponse()
                 if response.status != 200:
                     return Told(start, start, perf_counter(), error=f"status {response.status}")
@@ -283,9 +317,9 @@ def server_arm(server: ServerProcess, traffic: Traffic, texts: Sequence[Document
             return Told(start, start, end, error="the stream was cut")
         spent = loads(usage)["usage"]
         computed = spent["prompt_tokens"] - spent["prompt_tokens_details"]["cached_tokens"]
-        return Told(start, first or end, end, spent["completion_tokens"], computed)
+        return Told(start, first or end, end, spent["completion_tokens"], computed, name=name)
 
-    return Arm("server", ask, traffic.orders())
+    return Arm("server", ask, traffic.orders(), lambda: server.processor_s)
 
 
 def chat_body(documents: Sequence[Document], question: str, *, max_tokens: int, temperature: float = 0.0) -> bytes:

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
+from json import loads
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from kvlink.core.errors import InputError, KVLinkError
 
@@ -27,6 +28,7 @@ MODEL = "bench"
 
 STARTS_WITHIN_S = 600.0
 ANSWERS_WITHIN_S = 600.0
+LOGS_WITHIN_S = 10.0
 
 SPARE_FILES = 200
 """Files that a process has open beside its connections."""
@@ -52,10 +54,15 @@ class Connection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """A server that answers."""
+    """A server that answers.
+
+    Attributes:
+        log: Where it writes what it says.
+    """
 
     port: int
     pid: int
+    log: Path
 
     def connection(self) -> HTTPConnection:
         """Return a new connection, not yet open."""
@@ -87,6 +94,22 @@ class ServerProcess:
         """Return what requests hold now, by the metric's name; nothing if they hold nothing."""
         return {name: value for name, value in metrics_of(self.get("/metrics")) if name in HELD and value}
 
+    def logged(self, names: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Return what it has logged of these requests, by their ids; it does so a moment behind the last byte.
+
+        Raises:
+            KVLinkError: It has not logged some of them.
+        """
+        end = time.monotonic() + LOGS_WITHIN_S
+        while True:
+            rows = (loads(line) for line in self.log.read_text("utf-8").splitlines() if line.endswith("}"))
+            found = {row["id"]: row for row in rows if row.get("id") in names and "route" in row}
+            if len(found) == len(names):
+                return found
+            if time.monotonic() > end:
+                raise KVLinkError(f"the server has logged {len(found)} of {len(names)} requests")
+            time.sleep(0.1)
+
     @property
     def memory_bytes(self) -> int:
         """Resident memory."""
@@ -94,6 +117,12 @@ class ServerProcess:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) << 10
         raise KVLinkError(f"/proc/{self.pid}/status tells no memory: the server has ended")
+
+    @property
+    def processor_s(self) -> float:
+        """Seconds that processors have spent on it."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def open_files(self) -> int:
@@ -129,7 +158,7 @@ def serving(options: Sequence[str], *, log: Path, threads: int) -> Generator[Ser
         subprocess.Popen(command, stdout=told, stderr=told, env=environment) as process,  # noqa: S603 (our own)
     ):
         try:
-            server = ServerProcess(port, process.pid)
+            server = ServerProcess(port, process.pid, log)
             end = time.monotonic() + STARTS_WITHIN_S
             while not _is_ready(server):
                 if process.poll() is not None or time.monotonic() > end:
