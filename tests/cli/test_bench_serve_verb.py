@@ -56,7 +56,8 @@ def test_a_server_is_measured_against_its_engine(run: Run, model: str, tmp_path:
     assert (idle["streams"], idle["whole"], idle["left"]) == (12, 12, {})
     assert 0 < idle["open_at_once"] <= 12
     assert "</svg>" in plot.read_text("utf-8")
-    assert max(map(len, result.stdout.splitlines())) <= 120
+    assert max(len(line) for line in result.stdout.splitlines() if line.startswith(("│", "┃"))) <= 80
+    assert "the server costs" in result.stdout
     assert re.search(r"10 clients vanished: nothing left", result.stdout)
 
 

@@ -77,7 +77,7 @@ def live(
         thread.join()
 
 
-def until(is_so: Callable[[], bool], *, within_s: float = 30) -> None:
+def until(is_so: Callable[[], bool], *, within_s: float = 120) -> None:
     """Wait for something that another thread does."""
     end = time.monotonic() + within_s
     while not is_so():

@@ -4,6 +4,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import pytest
@@ -68,8 +69,11 @@ def rests(server: Live) -> bool:
 
 def test_clients_that_read_nothing_stall_nobody_and_hold_no_more_than_a_buffer(narrow: Live) -> None:
     wanted = read(opened(narrow, WIDE, takes=1 << 20))
+    engine, held = narrow.served.engine, Event()
+    engine.call(held.wait)
     streams = [opened(narrow, WIDE) for _ in range(READERS)]
-    until(lambda: narrow.served.engine.stats().running == READERS)
+    until(lambda: engine.stats().waiting == READERS)
+    held.set()
     status, body, _ = narrow.send("POST", CHAT, {**ASKED, "max_tokens": 3})
     assert (status, body["usage"]["completion_tokens"]) == (200, 3)
     until(lambda: rests(narrow))  # every answer has been computed, though nobody has read any
