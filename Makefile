@@ -61,10 +61,10 @@ ci: lint types test docs ## Run all that must pass before a change is merged
 
 bench: setup ## Measure the committed figures again, into benchmarks/
 	mkdir -p benchmarks
-	$(BIN)/kvlink bench ttft --documents 10 --tokens 100,200,300,400,500 --repeats 7 --json benchmarks/ttft.json
-	$(BIN)/kvlink bench decode --documents 10 --tokens 500 --json benchmarks/decode.json
+	$(BIN)/kvlink bench ttft --documents 10 --tokens 100,200,500 --repeats 7 --json benchmarks/ttft.json
+	$(BIN)/kvlink bench decode --documents 10 --tokens 200,500 --json benchmarks/decode.json
 	$(BIN)/kvlink bench memory --sessions 1,16,64 --documents 10 --tokens 500 --json benchmarks/memory.json
-	$(BIN)/kvlink bench dialogue --documents 10 --tokens 200 --json benchmarks/dialogue.json
+	$(BIN)/kvlink bench dialogue --documents 10 --tokens 200 --repeats 3 --json benchmarks/dialogue.json
 	$(BIN)/kvlink bench assembly --json benchmarks/assembly.json
 	$(BIN)/kvlink bench encode --json benchmarks/encode.json
 	$(BIN)/kvlink bench serve --json benchmarks/serve.json
