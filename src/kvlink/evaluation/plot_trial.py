@@ -31,6 +31,7 @@ def plot_trial(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> 
     axes[0].set_ylim(0, 1)
     axes[0].set_ylabel("document tokens found on the device")
     axes[1].set_ylabel("time to first token, 99th percentile, ms")
+    axes[1].set_yscale("log")
     axes[1].set_title("bars real, lines simulated", fontsize=8)
     for number, row in enumerate(lost):
         times = row["real"]["over_time"]
@@ -42,7 +43,7 @@ def plot_trial(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> 
         axes[2].set_ylim(0, 1)
         axes[2].set_xlabel("seconds from the loss of one server")
         axes[2].legend(frameon=False, fontsize=8)
-    axes[0].legend(frameon=False, fontsize=8)
+    axes[1].legend(frameon=False, fontsize=8, loc="upper left")
     figure.suptitle(title, fontsize=10)
     save(plt, figure, axes, path)
 

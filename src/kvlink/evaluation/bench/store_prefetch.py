@@ -57,7 +57,7 @@ class Traffic:
     zipf: float = 1.0
     host_share: float = 0.25
     load: float = 0.7
-    blocks: int = 10
+    blocks: int = 50
     seed: int = 0
 
     @property
