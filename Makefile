@@ -8,7 +8,8 @@ SHELL := bash
 MAKEFLAGS += --no-builtin-rules
 
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+# a CPU build, where the index of these can be reached: of one version pip prefers the one with a label
+TORCH ?= torch==2.13.0 --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu
 ARGS ?=
 
 BIN := .venv/bin
