@@ -33,6 +33,15 @@ def test_changes_are_numbered_and_each_key_has_its_latest_text(journal: Journal)
     assert list(journal.since(3)) == []
 
 
+def test_a_key_is_added_once_though_another_journal_added_it_meanwhile(journal: Journal) -> None:
+    assert journal.add(ONE, b"a") == 1
+    journal.append(OTHER, b"removed")
+    for key in (ONE, OTHER):
+        assert journal.add(key, b"old") is None
+    assert journal.head().number == 2
+    assert list(journal.since(0)) == [Change(1, ONE, b"a"), Change(2, OTHER, b"removed")]
+
+
 def test_more_changes_than_are_read_at_once_come_in_their_order(journal: Journal) -> None:
     keys = [f"{number:064x}" for number in range(2 * PORTION + 5)]
     for key in keys:
@@ -78,17 +87,25 @@ def test_a_server_that_evicts_is_refused() -> None:
 
 
 def fill(journal: Journal) -> None:
-    for number in range(8):
-        journal.append(f"{number:064x}", bytes(1 << 20))
+    for number in range(64):
+        journal.append(f"{number:064x}", bytes(1 << 17))
 
 
-def test_a_full_server_refuses_and_keeps_what_it_has() -> None:
-    with RedisServer("--maxmemory", "3mb") as server, closing(Journal(server.url)) as journal:
+def test_a_full_server_refuses_and_keeps_what_it_has_until_something_is_removed() -> None:
+    with RedisServer("--maxmemory", "4mb") as server, closing(Journal(server.url)) as journal:
+        journal.head()
         journal.append(ONE, b"a")
         with pytest.raises(StoreUnusable, match="refuses"):
             fill(journal)
-        assert journal.head().number >= 1
+        before = journal.head().number
+        assert before > 4
         assert next(iter(journal.since(0))).text == b"a"
+        with pytest.raises(StoreUnusable, match="refuses"):
+            journal.append(ONE, b"longer")
+        for number in range(4):
+            journal.append(f"{number:064x}", b"removed")
+        assert journal.append(ONE, b"longer") == before + 5
+        assert [change.text for change in journal.since(before)] == [b"removed"] * 4 + [b"longer"]
 
 
 def test_a_dead_server_costs_one_timeout_and_is_found_again(redis_server: RedisServer) -> None:

@@ -22,12 +22,21 @@ PORTION = 100
 """Changes that are read at once."""
 
 _CODEC = "text"
+# A full server refuses a script at its first write, unless that one frees memory.
 _APPEND = """
+if redis.call('HSTRLEN', KEYS[2], ARGV[1]) >= #ARGV[2] then
+  redis.call('HDEL', KEYS[2], ARGV[1])
+end
 local number = redis.call('HINCRBY', KEYS[1], 'number', 1)
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[3], number, ARGV[1])
 return number
 """
+_ADD = f"""
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
+  return false
+end
+{_APPEND}"""
 _SINCE = """
 local rows = {}
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. ARGV[1], '+inf', 'LIMIT', 0, ARGV[2])) do
@@ -119,14 +128,24 @@ class Journal:
     def append(self, key: str, text: bytes) -> int:
         """Make a text the current one of a key; acknowledged once this returns. Return the change's number.
 
+        A server that is full takes it all the same where it is no longer than what it replaces.
+
         Args:
             key: 64 hex digits.
 
         Raises:
             StoreUnusable: The server does not answer, refuses, or evicts. The change may have been made.
         """
-        sealed = bytes(self._seal.wrap(text, name=key, codec=_CODEC))
-        return int(self._ask(lambda: self._client.eval(_APPEND, 3, *self._keys, key, sealed)))
+        return int(self._change(_APPEND, key, text))
+
+    def add(self, key: str, text: bytes) -> int | None:
+        """Do what `append` does, unless the key was ever heard of: then nothing changes, and there is no number.
+
+        Raises:
+            StoreUnusable: As for `append`.
+        """
+        number = self._change(_ADD, key, text)
+        return None if number is None else int(number)
 
     def since(self, number: int) -> Generator[Change]:
         """Yield the changes behind a number in their order, of each key the latest.
@@ -153,6 +172,10 @@ class Journal:
             self._client.hsetnx(self._keys[0], "epoch", token_hex(8))
             epoch, number = self._client.hmget(self._keys[0], "epoch", "number")
         return Head(epoch.decode(), int(number or 0))
+
+    def _change(self, script: str, key: str, text: bytes) -> Any:
+        sealed = bytes(self._seal.wrap(text, name=key, codec=_CODEC))
+        return self._ask(lambda: self._client.eval(script, 3, *self._keys, key, sealed))
 
     def _ask(self, call: Callable[[], _T]) -> _T:
         breaker = self._breaker
