@@ -1,9 +1,11 @@
 """Libraries that follow one journal: a text is new everywhere once it was taken anywhere, and never old afterwards."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx
@@ -11,7 +13,9 @@ import pytest
 import redis
 from gateways import LOOPBACK, MODEL, gateway, send, tiny_server, until
 
+from kvlink.engine.library import Library
 from kvlink.server.served import Served
+from kvlink.store.journal import Change, Head, Journal
 from store.servers import RedisServer
 
 pytestmark = pytest.mark.enable_socket
@@ -129,6 +133,91 @@ def test_without_the_journal_no_text_is_used_and_all_else_is_answered(
     finally:
         journal.thaw()
     until(lambda: ask(here, "hut").status_code == 200)
+
+
+def test_a_slow_journal_holds_up_nobody_who_names_no_ids(
+    two: list[tuple[str, Served]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here, served), _ = two
+    put(here, "hut", "It opens at five.")
+    texts, free = served.journal, Event()
+    assert texts is not None
+    head = texts.head
+
+    def slow() -> Head:
+        free.wait()
+        return head()
+
+    monkeypatch.setattr(texts, "head", slow)
+    many = 2 * 32 + 1  # more than any pool has threads
+    with ThreadPoolExecutor(many + 1) as pool:
+        try:
+            waiting = [pool.submit(ask, here, "hut") for _ in range(many - 8)]
+            waiting += [pool.submit(put, here, "hut", "It opens at six.") for _ in range(8)]
+            until(lambda: all(one.running() for one in waiting))
+            inline = pool.submit(ask, here, {"text": "Snow."})
+            until(inline.done)
+            assert inline.result().status_code == 200
+            assert not any(one.done() for one in waiting)
+        finally:
+            free.set()
+        assert {one.result().status_code for one in waiting} == {200}
+
+
+def test_a_server_is_ready_once_it_has_all_that_the_journal_has(
+    journal: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tiny_server(tmp_path / "a", journal=journal.url) as (here, _):
+        put(here, "hut", "It opens at five.")
+    free, since = Event(), Journal.since
+
+    def slow(self: Journal, number: int) -> Generator[Change]:
+        free.wait()
+        yield from since(self, number)
+
+    monkeypatch.setattr(Journal, "since", slow)
+    with tiny_server(tmp_path / "b", journal=journal.url) as (there, served):
+        try:
+            told = send("GET", f"{there}/ready")
+            assert (told.status_code, told.json()["ready"]) == (503, False)
+            assert ask(there, {"text": "Snow."}).status_code == 200
+        finally:
+            free.set()
+        until(lambda: send("GET", f"{there}/ready").status_code == 200)
+        assert served.library is not None
+        assert served.library.known(["hut"])
+
+
+def test_a_server_whose_journal_is_away_when_it_starts_answers_all_that_names_no_ids(tmp_path: Path) -> None:
+    with tiny_server(tmp_path / "a", journal=f"unix://{tmp_path}/nobody") as (here, _):
+        until(lambda: send("GET", f"{here}/ready").status_code == 200)
+        assert ask(here, "hut").json()["error"]["code"] == "no_journal"
+        assert ask(here, {"text": "Snow."}).status_code == 200
+
+
+def test_texts_that_are_there_are_not_read_again_by_a_server_that_comes_back(
+    journal: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        tiny_server(tmp_path / "a", journal=journal.url) as (here, _),
+        tiny_server(tmp_path / "b", journal=journal.url) as (there, _),
+    ):
+        for one in ("hut", "inn"):
+            put(here, one, "It opens at five.")
+            text_at(there, one)
+    with tiny_server(tmp_path / "a", journal=journal.url) as (here, _):
+        put(here, "inn", "It is closed.")
+    read: list[str] = []
+    keep = Library.put
+
+    def seen(self: Library, one: str, *given: Any, **more: Any) -> Any:
+        read.append(one)
+        return keep(self, one, *given, **more)
+
+    monkeypatch.setattr(Library, "put", seen)
+    with tiny_server(tmp_path / "b", journal=journal.url) as (there, _):
+        assert [text_at(there, one) for one in ("hut", "inn")] == ["It opens at five.", "It is closed."]
+    assert read == ["inn"]
 
 
 def test_a_journal_that_has_lost_everything_gets_it_back(

@@ -1,8 +1,10 @@
 """Documents under ids over HTTP: put, ask, list, warm, delete; and no answer from a text that has been replaced."""
 
 import math
+import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -11,9 +13,11 @@ from typing import Any
 import pytest
 from live import MODEL, Live, live, tiny_engine, until
 
+from kvlink.core.errors import StoreUnusable
 from kvlink.engine.library import Library
 from kvlink.engine.limits import Limits
 from kvlink.engine.sampling import SamplingParams
+from kvlink.engine.schema import FILE
 from kvlink.server.served import Served
 from kvlink.store.disk import DiskStore
 
@@ -78,6 +82,30 @@ def test_a_document_is_put_asked_about_listed_and_deleted(shelves: Live) -> None
         assert shelves.send(method, path)[0] == 404
     assert shelves.send("POST", "/v1/chat/completions", {**ASKED, "documents": ["a/office.md"]})[0] == 404
     assert states(shelves) == {}
+
+
+def test_a_document_that_could_not_be_removed_is_told_and_stays(shelves: Live, tmp_path: Path) -> None:
+    """Against: bytes that cannot be deleted now keep no document."""
+    library, path = shelves.served.library, "/v1/documents/hut"
+    assert library is not None
+    shelves.send("PUT", path, {"text": "The hut lies below the pass."})
+    until(lambda: states(shelves) == {"hut": "ready"})
+    library._catalogue._database.execute("PRAGMA busy_timeout = 0")
+    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert shelves.send("DELETE", path)[0] == 500
+        assert shelves.send("GET", path)[0] == 200
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shelves.served.engine.store, "delete", unusable)
+        assert shelves.send("DELETE", path)[:2] == (
+            200,
+            {"id": "hut", "object": "document", "deleted": True, "gone": False},
+        )
+    assert shelves.send("GET", path)[0] == 404
+
+
+def unusable(_: str) -> None:
+    raise StoreUnusable("the disk is gone")
 
 
 def test_warming_encodes_what_is_absent_and_says_what_was_there(shelves: Live) -> None:

@@ -126,7 +126,8 @@ class Library:
 
         Raises:
             InputError: An id is unknown; the others are removed all the same.
-            StoreError: The store cannot delete now. No new request uses the documents; the next opening goes on.
+            StoreError: The store cannot delete now: no new request uses the documents, and the next opening goes on. Or
+                the library's file cannot be written: then they are still `known`.
         """
         known = self._catalogue.remove(ids, scope=scope)
         gone = self._sweep()

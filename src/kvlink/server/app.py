@@ -55,6 +55,8 @@ def make_app(served: Served, *, keys: Keys | None = None, hosts: list[str] | Non
             app.state.ready = False
             for task in tasks:
                 await cancelled(task)
+            if served.follower is not None:
+                await asyncio.to_thread(served.follower.close)
             await asyncio.to_thread(served.engine.stop)
             if served.traces is not None:
                 await asyncio.to_thread(served.traces.close)
@@ -96,10 +98,12 @@ def _add_operations(app: FastAPI, served: Served) -> None:
     @app.get("/ready")
     async def ready() -> Response:
         """Return 200 while requests are taken, else 503; what is served, and the epoch of the journal it follows."""
-        told = {"ready": app.state.ready, "serves": served.serves.to_json()}
-        if served.follower is not None:
-            told["journal"] = served.follower.epoch
-        return answer(told, status=200 if app.state.ready else 503)
+        follower = served.follower
+        is_ready = app.state.ready and not (follower is not None and follower.is_behind)
+        told = {"ready": is_ready, "serves": served.serves.to_json()}
+        if follower is not None:
+            told["journal"] = follower.epoch
+        return answer(told, status=200 if is_ready else 503)
 
     @app.get("/dashboard")
     async def dashboard() -> Response:

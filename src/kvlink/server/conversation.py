@@ -16,7 +16,7 @@ from kvlink.server.protocol import ChatRequest, InlineDocument, LibraryDocument
 from kvlink.server.served import Served
 from kvlink.server.view import View
 
-Brought = str | LibraryDocument | InlineDocument
+Named = str | LibraryDocument | InlineDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +30,54 @@ class Conversation:
     question: str
 
 
-def conversation_of(served: Served, view: View, body: ChatRequest) -> Conversation:
-    """Read the messages of a request.
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """The messages of a request without their elements, and the documents that each of the user's turns brings."""
+
+    messages: list[dict[str, str]]
+    turns: list[list[Named]]
+
+    @property
+    def ids(self) -> list[str]:
+        """Those of the library that are named."""
+        every = (one for turn in self.turns for one in turn)
+        return [one if isinstance(one, str) else one.id for one in every if not isinstance(one, InlineDocument)]
+
+
+def brought_by(served: Served, body: ChatRequest) -> Brought:
+    """Separate the messages of a request and its documents.
 
     Raises:
-        Refused: An element is malformed, or a document is not known.
-        InputError: The messages are in another order.
+        Refused: An element is malformed.
     """
     messages: list[dict[str, str]] = []
-    brought: list[list[Brought]] = []
+    turns: list[list[Named]] = []
     for one in body.messages:
         text, role = one.content, "system" if one.role == "developer" else one.role
-        elements: list[Brought] = []
+        elements: list[Named] = []
         if served.elements and role == "user":
             text, elements[:] = split_elements(text)
         messages.append({"role": role, "content": text})
         if role == "user":
-            brought.append(elements)
-    brought[-1:] = [[*body.documents, *(brought[-1] if brought else [])]]
-    everything = [one for turn in brought for one in turn]
-    ids = [one if isinstance(one, str) else one.id for one in everything if not isinstance(one, InlineDocument)]
-    found, engine = view.read(ids, beside=len(ids) < len(everything))
+            turns.append(elements)
+    turns[-1:] = [[*body.documents, *(turns[-1] if turns else [])]]
+    return Brought(messages, turns)
 
-    def document(one: Brought, number: int) -> Document:
+
+def conversation_of(view: View, brought: Brought, *, labels: bool) -> Conversation:
+    """Read messages and documents as the engine takes them.
+
+    Args:
+        labels: Whether documents are numbered in the prompt.
+
+    Raises:
+        Refused: A document is not known.
+        InputError: The messages are in another order.
+    """
+    messages, ids = brought.messages, brought.ids
+    found, engine = view.read(ids, beside=len(ids) < sum(map(len, brought.turns)))
+
+    def document(one: Named, number: int) -> Document:
         if isinstance(one, InlineDocument):
             return Document(one.text, one.title, one.id or f"document {number}")
         return found[one if isinstance(one, str) else one.id]
@@ -60,10 +85,10 @@ def conversation_of(served: Served, view: View, body: ChatRequest) -> Conversati
     _, turns = engine.prompter.conversation(messages)
     history: list[Turn] = []
     before = 0
-    for turn, earlier in zip(turns[:-1], brought, strict=False):
+    for turn, earlier in zip(turns[:-1], brought.turns, strict=False):
         documents = [document(one, 0) for one in earlier]
         kept = [one for one in documents if not one.is_blank]
-        numbers = range(before + 1, before + len(kept) + 1) if body.labels else ()
+        numbers = range(before + 1, before + len(kept) + 1) if labels else ()
         before += len(kept)
         segments = tuple(engine.prompter.segments(one, cut=engine.cuts_documents) for one in kept)
         history.append(Turn(segments, turn, tuple(map(engine.prompter.label_ids, numbers))))
@@ -71,6 +96,6 @@ def conversation_of(served: Served, view: View, body: ChatRequest) -> Conversati
         engine=engine,
         system=messages[0]["content"] if messages[0]["role"] == "system" else None,
         history=history,
-        documents=[document(one, number) for number, one in enumerate(brought[-1], start=1)],
+        documents=[document(one, number) for number, one in enumerate(brought.turns[-1], start=1)],
         question=messages[-1]["content"],
     )

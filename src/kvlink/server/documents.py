@@ -4,19 +4,20 @@ Texts are read and put by any thread (SQLite serialises them); what touches the 
 objects runs in the engine's thread, between two steps.
 """
 
-import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kvlink.core.errors import InputError, StoreError
+from kvlink.core.errors import InputError
 from kvlink.engine.overview import Overview
 from kvlink.engine.record import Put
 from kvlink.server.protocol import DocumentBody, DocumentsBody, WarmRequest
 from kvlink.server.rebuilding import Rebuilding, encoded, in_engine
 from kvlink.server.refusals import Refused, answer, refusal_of
+from kvlink.server.removing import removed
 from kvlink.server.served import Served
 from kvlink.server.view import View
 
@@ -41,7 +42,7 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
     async def put(name: str, body: DocumentBody, view: Seen) -> Response:
         """Make a text the current one; once this is answered, every new request uses it."""
         one = _checked(name)
-        put = await asyncio.to_thread(view.put, one, body.text, body.title, body.metadata)
+        put = await view.found(lambda: view.put(one, body.text, body.title, body.metadata))
         rebuilding.want()
         return answer(_put_row(put), status=201 if put.outcome == "added" else 200)
 
@@ -51,7 +52,8 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
         rows: list[dict[str, Any]] = []
         for one in body.documents:
             try:
-                put = await asyncio.to_thread(view.put, _checked(one.id), one.text, one.title, one.metadata)
+                given = _checked(one.id), one.text, one.title, one.metadata
+                put = await view.found(partial(view.put, *given))
                 rows.append(_put_row(put))
             except (InputError, Refused) as error:
                 refused = error if isinstance(error, Refused) else refusal_of(error)
@@ -62,7 +64,8 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
     @router.get("/documents/{name:path}")
     async def get(name: str, view: Seen) -> Response:
         """Return a document as it was put."""
-        record = await asyncio.to_thread(view.get, _checked(name))
+        one = _checked(name)
+        record = await view.found(lambda: view.get(one))
         row = {"id": record.id, "object": "document", "title": record.title, "text": record.text}
         return answer({**row, "metadata": dict(record.metadata)})
 
@@ -70,16 +73,14 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
     async def delete(name: str, view: Seen) -> Response:
         """Remove a document; no request that comes later uses it. `gone` says whether all of its bytes are, too."""
         library, one, scope = view.library, _checked(name), view.tenant.scope
-        if not await asyncio.to_thread(view.owns, one):
+        if not await view.found(lambda: view.owns(one)):
             raise Refused(404, f"the library has no {one}", code="document_not_found")
         try:
-            if view.follower is not None:  # the others follow within a second
-                await asyncio.to_thread(view.follower.remove, one, scope=scope)
+            if (follower := view.follower) is not None:  # the others follow within a second
+                await view.found(lambda: follower.remove(one, scope=scope))
                 gone = False
             else:
-                gone = await in_engine(served, lambda: library.remove(one, scope=scope))
-        except StoreError:  # no request uses it any more; the next removal goes on
-            gone = False
+                gone = await in_engine(served, lambda: removed(library, one, scope=scope))
         except InputError as error:  # somebody else was faster
             raise Refused(404, str(error), code="document_not_found") from error
         return answer({"id": one, "object": "document", "deleted": True, "gone": gone})
@@ -89,19 +90,19 @@ def routes(served: Served, rebuilding: Rebuilding) -> APIRouter:
         view: Seen, limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE, after: Annotated[str, Query()] = ""
     ) -> Response:
         """Return documents by id with their state: `queued`, `encoding`, `ready` or `failed`."""
-        rows, has_more = await asyncio.to_thread(_page, view, rebuilding, limit, after)
+        rows, has_more = await view.found(lambda: _page(view, rebuilding, limit, after))
         return answer({"object": "list", "data": rows, "has_more": has_more})
 
     @router.get("/library")
     async def library(view: Seen) -> Response:
         """Return counts, bytes, and near-duplicates with what they cost."""
-        return answer(await asyncio.to_thread(_overview, view, rebuilding))
+        return answer(await view.found(lambda: _overview(view, rebuilding)))
 
     @router.post("/warm")
     async def warm(body: WarmRequest, view: Seen) -> Response:
         """Encode what some documents lack, so that the first request about them need not."""
         ids = [one if isinstance(one, str) else one.id for one in body.documents]
-        found, engine = await asyncio.to_thread(view.read, ids)
+        found, engine = await view.found(lambda: view.read(ids))
         rows = [(await encoded(served, engine, document)).to_json() for document in found.values()]
         return answer({"object": "list", "data": rows})
 

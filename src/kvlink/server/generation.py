@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from kvlink.core.errors import ContextOverflow, KVLinkError
 from kvlink.engine.job import Piece
 from kvlink.engine.task import Task
-from kvlink.server.conversation import conversation_of
+from kvlink.server.conversation import Brought, brought_by, conversation_of
 from kvlink.server.protocol import COMPLETION_TOKENS, Asked, ChatRequest, CompletionRequest
 from kvlink.server.refusals import Refused, answer, refusal_of
 from kvlink.server.replies import Reply
@@ -33,7 +33,12 @@ def routes(served: Served) -> APIRouter:
         """Answer the last message of a conversation."""
         served.check_model(body.model)
         view = served.view(request.scope["kvlink.tenant"])
-        jobs = await asyncio.to_thread(chat_jobs, served, view, body)
+        brought = await asyncio.to_thread(brought_by, served, body)
+
+        def asked() -> list[Task]:
+            return chat_jobs(served, view, body, brought)
+
+        jobs = await (view.found(asked) if brought.ids else asyncio.to_thread(asked))
         return await _response(served, body, jobs, request, logprobs=body.logprobs, is_chat=True)
 
     @router.post("/completions")
@@ -47,9 +52,9 @@ def routes(served: Served) -> APIRouter:
     return router
 
 
-def chat_jobs(served: Served, view: View, body: ChatRequest) -> list[Task]:
+def chat_jobs(served: Served, view: View, body: ChatRequest, brought: Brought) -> list[Task]:
     """Return one job per choice."""
-    asked = conversation_of(served, view, body)
+    asked = conversation_of(view, brought, labels=body.labels)
     schema = body.response_format and body.response_format.schema_to_follow
     logprobs = body.top_logprobs if body.logprobs else None
 

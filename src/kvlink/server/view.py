@@ -4,9 +4,10 @@ Own documents and inline ones are named by the tenant's scope. Shared ones are t
 are granted them, but what is computed behind them is known to the tenant alone.
 """
 
+import asyncio
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from kvlink.core.document import Document
 from kvlink.core.errors import InputError
@@ -18,6 +19,8 @@ from kvlink.engine.record import Listing, Put, Record
 from kvlink.server.following import Follower
 from kvlink.server.refusals import Refused
 from kvlink.server.tenants import Tenant
+
+Found = TypeVar("Found")
 
 
 class View:
@@ -58,6 +61,14 @@ class View:
         if self._library is None:
             raise Refused(404, "no library is served: start kvlink serve with --library DIR", code="no_library")
         return self._library
+
+    async def found(self, function: Callable[[], Found]) -> Found:
+        """Return what a function finds that asks for documents by their ids.
+
+        Where a journal is followed it runs in threads of its own: while that is slow, nothing else waits for a thread.
+        """
+        threads = None if self.follower is None else self.follower.threads
+        return await asyncio.get_running_loop().run_in_executor(threads, function)
 
     def read(self, ids: Sequence[str], *, beside: bool = False) -> tuple[dict[str, Document], Engine]:
         """Return current texts by id, an own one before a shared one, and the engine that reads them.
