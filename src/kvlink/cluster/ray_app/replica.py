@@ -5,14 +5,14 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
+from kvlink.cluster.ray_app.own_folder import own_folder
 from kvlink.cluster.ray_app.passed import Message, Passed
 from kvlink.server.app import make_app
 from kvlink.server.auth import Keys
 from kvlink.server.opening import Settings, opened
+from kvlink.server.refusals import Refused
 from kvlink.server.serves import HEADER
 from kvlink.server.watching import HELD
 
@@ -36,9 +36,14 @@ class Replica:
         self._ending = AsyncExitStack()
         chosen = self._own_library(Settings.of(settings))
         self._served = self._ending.enter_context(opened(chosen, keys=keys))
+        if (follower := self._served.follower) is not None:
+            follower.joining = Settings.of(settings).library
         self._app = make_app(self._served, keys=keys, hosts=hosts)
         self._segments: OrderedDict[str, tuple[str, ...]] = OrderedDict()
         await self._ending.enter_async_context(self._app.router.lifespan_context(self._app))
+        if follower is not None:
+            with suppress(Refused):  # without the journal it answers all that names no ids
+                await asyncio.to_thread(follower.catch_up)
 
     async def ask(self, passed: Passed) -> AsyncGenerator[Message]:
         """Yield what the application answers; whoever stops reading gives the request up."""
@@ -87,9 +92,8 @@ class Replica:
         """Return settings in which replicas that follow a journal share a store, and no catalogue."""
         if settings.journal is None or settings.library is None:
             return settings
-        settings.library.mkdir(parents=True, exist_ok=True)
-        own = self._ending.enter_context(TemporaryDirectory(prefix="replica-", dir=settings.library))
-        return replace(settings, library=Path(own) / "library", store=settings.store or f"{settings.library}/entries")
+        own = self._ending.enter_context(own_folder(settings.library))
+        return replace(settings, library=own / "library", store=settings.store or f"{settings.library}/entries")
 
     def _learn(self, passed: Passed, held: list[tuple[str, ...]]) -> None:
         if len(held) < len(passed.documents):
