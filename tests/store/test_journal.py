@@ -86,26 +86,23 @@ def test_a_server_that_evicts_is_refused() -> None:
                 call()
 
 
-def fill(journal: Journal) -> None:
-    for number in range(64):
-        journal.append(f"{number:064x}", bytes(1 << 17))
-
-
 def test_a_full_server_refuses_and_keeps_what_it_has_until_something_is_removed() -> None:
-    with RedisServer("--maxmemory", "4mb") as server, closing(Journal(server.url)) as journal:
-        journal.head()
-        journal.append(ONE, b"a")
-        with pytest.raises(StoreUnusable, match="refuses"):
-            fill(journal)
-        before = journal.head().number
-        assert before > 4
-        assert next(iter(journal.since(0))).text == b"a"
-        with pytest.raises(StoreUnusable, match="refuses"):
-            journal.append(ONE, b"longer")
-        for number in range(4):
-            journal.append(f"{number:064x}", b"removed")
-        assert journal.append(ONE, b"longer") == before + 5
-        assert [change.text for change in journal.since(before)] == [b"removed"] * 4 + [b"longer"]
+    large = [f"{number:064x}" for number in range(8)]
+    with (
+        RedisServer("--maxmemory", "100mb") as server,
+        closing(Journal(server.url)) as journal,
+        closing(redis.Redis.from_url(server.url)) as client,
+    ):
+        for key in (ONE, *large):
+            journal.append(key, b"a" if key == ONE else bytes(1 << 18))
+        client.config_set("maxmemory", client.info("memory")["used_memory"] - (1 << 19))
+        for key in (ONE, OTHER, large[0]):
+            with pytest.raises(StoreUnusable, match="refuses"):
+                journal.append(key, bytes(1 << 18 | 1))
+        assert [change.number for change in journal.since(0)] == [*range(1, 10)]
+        assert [journal.append(key, b"removed") for key in large] == [*range(10, 18)]
+        assert journal.append(OTHER, b"new") == 18
+        assert [change.text for change in journal.since(9)] == [b"removed"] * 8 + [b"new"]
 
 
 def test_a_dead_server_costs_one_timeout_and_is_found_again(redis_server: RedisServer) -> None:
