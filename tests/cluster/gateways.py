@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -105,12 +105,18 @@ class Broken:
     """A server that says it is ready, and then does what it is told to each request: nothing, or a few bytes.
 
     Args:
-        answer: Sent before the connection is closed; None holds it open.
+        answer: Sent before the connection is closed, in parts or whole; None holds it open. Between parts nothing else
+            is answered.
         serves: What it says it serves.
+
+    Attributes:
+        asked: Requests so far.
+        checked: Questions so far whether it is ready.
+        is_silent: Whether it leaves those without an answer.
     """
 
-    def __init__(self, answer: bytes | None, serves: Serves = NOTHING) -> None:
-        self.answer, self.asked, self.is_silent = answer, 0, False
+    def __init__(self, answer: bytes | Iterable[bytes] | None, serves: Serves = NOTHING) -> None:
+        self.answer, self.asked, self.checked, self.is_silent = answer, 0, 0, False
         body = json.dumps({"ready": True, "serves": serves.to_json()}).encode()
         self._ready = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
         self._socket = socket.create_server((LOOPBACK, 0))
@@ -130,9 +136,11 @@ class Broken:
         head = connection.recv(1 << 16)
         is_check = head.startswith(b"GET /ready")
         self.asked += not is_check
+        self.checked += is_check
         answer = self._ready if is_check and not self.is_silent else None if is_check else self.answer
         if answer is not None:
-            connection.sendall(answer)
+            for part in [answer] if isinstance(answer, bytes) else answer:
+                connection.sendall(part)
             connection.shutdown(socket.SHUT_WR)
             connection.close()
 

@@ -3,15 +3,21 @@
 A server that refuses connections is out at once; one that breaks one off is checked at once; one that is merely slow to
 say that it is ready is out after a few times. It is in again as soon as it says so.
 
-All that are in serve the same: the first to be in decides what. One of other weights or links stays out, and would
-refuse what is sent to it all the same.
+One that is out may still answer what it has, as servers do that are told to end: that is waited for. Only where nothing
+at all comes from a server, neither what is waited for nor an answer to several checks, is it given up.
+
+All serve the same, as long as the gateway runs: the first to be in decides what. One of other weights or links stays
+out, and would refuse what is sent to it all the same.
 """
 
 import asyncio
+import errno
 import logging
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -26,6 +32,9 @@ CONNECT_S = 5.0
 IDLE_S = 2.0
 """How long a connection is kept for the next request: less than servers keep it, or they meet on the way."""
 
+KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+"""Seconds, seconds, times and milliseconds: when the system takes the machine behind a connection for gone."""
+
 PATIENCE = 3
 """Checks without an answer in time after which a server is out."""
 
@@ -33,8 +42,12 @@ OTHER_MODEL = 421
 """Status of a server that was sent what is meant for other weights or links."""
 
 
+_NOBODY = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
+"""Of a machine that does not answer; one that refuses connections does."""
+
+
 class Unreached(Exception):
-    """A server could not be asked, or broke off before it began to answer."""
+    """A server could not be asked, broke off, or hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,7 @@ class Told:
 
     Attributes:
         why: Why a server cannot be asked; empty where it can.
-        is_late: It was only too slow.
+        is_late: Nothing has come from it in time.
         serves: What it serves.
         journal: Epoch of the journal that it follows; empty for none.
     """
@@ -62,7 +75,7 @@ class Backends:
         check_s: Seconds between two checks, and for one.
 
     Attributes:
-        serves: What those that are in serve; None before the first.
+        serves: What all that are let in serve; None before the first.
 
     Raises:
         InputError: One is no URL of HTTP, or there is none, or one twice.
@@ -74,19 +87,21 @@ class Backends:
             raise InputError(f"{', '.join(urls) or 'nothing'} does not name each backend once: --backends URL,URL")
         self._policy, self._check_s = policy, check_s
         self.serves: Serves | None = None
-        self._out: dict[str, asyncio.Event] = {}
+        self._in: set[str] = set()
+        self._waits: dict[str, dict[asyncio.Timeout, float]] = {url: {} for url in self.urls}
         self._journals: dict[str, str] = {}
         self._whys = dict.fromkeys(self.urls, "")
         self._missed = dict.fromkeys(self.urls, 0)
         self._doubts: set[asyncio.Task[None]] = set()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=IDLE_S)
         timeout = httpx.Timeout(None, connect=CONNECT_S)
-        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False)
+        transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False, socket_options=_keepalive())
+        self._client = httpx.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
 
     @property
     def up(self) -> list[str]:
         """Those that are asked, in the order in which they were named."""
-        return [url for url in self.urls if url in self._out]
+        return [url for url in self.urls if url in self._in]
 
     @property
     def share_texts(self) -> bool:
@@ -119,44 +134,47 @@ class Backends:
             path: With its query.
 
         Raises:
-            Unreached: It could not be asked, broke off, is out, or serves something else, and has not begun to answer.
+            Unreached: It could not be asked, broke off, hangs, is out, or serves something else, and has not begun to
+                answer.
         """
-        out = self._out.get(url)
-        if out is None or self.serves is None:
+        if url not in self._in or self.serves is None:
             raise Unreached(url)
         # what is passed on is not unpacked here
         headers = {**headers, "accept-encoding": "identity", HEADER: self.serves.digest}
         request = self._client.build_request(method, url + path, content=body, headers=headers)
-        sending = asyncio.ensure_future(self._client.send(request, stream=True))
-        leaving = asyncio.ensure_future(out.wait())
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                return await self._meant(url, sending.result())
-            raise Unreached(url)
-        except httpx.ConnectError as error:
-            self.fail(url, "it refuses connections")
-            raise Unreached(url) from error
-        except httpx.TransportError as error:
-            self.doubt(url)
-            raise Unreached(url) from error
-        finally:
-            sending.cancel()
-            leaving.cancel()
+        async with self._unless_lost(url):
+            try:
+                response = await self._client.send(request, stream=True)
+            except httpx.ConnectError as error:
+                self.fail(url, "it cannot be connected to")
+                raise Unreached(url) from error
+        return await self._meant(url, response)
 
     async def read(self, url: str, response: httpx.Response) -> bytes:
         """Return the rest of an answer.
 
         Raises:
-            Unreached: The server broke off.
+            Unreached: The server broke off, or hangs.
         """
         try:
-            return await response.aread()
-        except httpx.TransportError as error:
-            self.doubt(url)
-            raise Unreached(url) from error
+            async with self._unless_lost(url):
+                return await response.aread()
         finally:
             await response.aclose()
+
+    async def parts(self, url: str, response: httpx.Response) -> AsyncGenerator[bytes]:
+        """Yield the rest of an answer as it comes.
+
+        Raises:
+            Unreached: The server broke off, or hangs.
+        """
+        coming = response.aiter_raw()
+        while True:
+            async with self._unless_lost(url):  # what whoever reads this does with a part is not waited for
+                part = await anext(coming, None)
+            if part is None:
+                return
+            yield part
 
     def doubt(self, url: str) -> None:
         """Check a server now: it has broken a connection off, or is another one than it was."""
@@ -165,13 +183,12 @@ class Backends:
         task.add_done_callback(self._doubts.discard)
 
     def fail(self, url: str, why: str) -> None:
-        """Take a server out until it says again that it is ready."""
-        out = self._out.pop(url, None)
-        if out is not None:
-            self._policy.leave(url)
-            out.set()
-        if out is not None or why != self._whys[url]:
+        """Send a server no new request until it says again that it is ready; what it has, it may answer."""
+        if url in self._in or why != self._whys[url]:
             log.warning("%s is out: %s", url, why)
+        if url in self._in:
+            self._in.remove(url)
+            self._policy.leave(url)
         self._whys[url] = why
 
     async def close(self) -> None:
@@ -179,6 +196,34 @@ class Backends:
         for task in self._doubts:
             task.cancel()
         await self._client.aclose()
+
+    @asynccontextmanager
+    async def _unless_lost(self, url: str) -> AsyncGenerator[None]:
+        """Wait for something of a server for as long as it takes, unless it breaks off or hangs.
+
+        Raises:
+            Unreached: It does.
+        """
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits[url][wait] = asyncio.get_running_loop().time()
+                try:
+                    yield
+                finally:
+                    self._waits[url].pop(wait, None)
+        except TimeoutError as error:
+            raise Unreached(url) from error
+        except httpx.TransportError as error:
+            self.doubt(url)
+            raise Unreached(url) from error
+
+    def _give_up(self, url: str) -> None:
+        """End all waits for a server that are older than its silence; a stream that goes on is younger."""
+        now = asyncio.get_running_loop().time()
+        for wait, begun in list(self._waits[url].items()):
+            if now - begun >= PATIENCE * self._check_s:
+                del self._waits[url][wait]
+                wait.reschedule(now)
 
     async def _meant(self, url: str, response: httpx.Response) -> httpx.Response:
         if response.status_code == OTHER_MODEL:
@@ -197,7 +242,7 @@ class Backends:
         except TimeoutError:
             return Told(is_late=True)
         except httpx.TransportError as error:
-            return Told(type(error).__name__)
+            return Told(type(error).__name__, is_late=is_silence(error))
         if found.status_code != 200:
             return Told(f"not ready: {found.status_code}")
         body = _object(found)
@@ -212,25 +257,51 @@ class Backends:
             self._missed[url] += 1
             if self._missed[url] >= PATIENCE:
                 self.fail(url, f"no answer within {self._check_s:g} s, {PATIENCE} times or more")
+                self._give_up(url)
             return
         self._missed[url] = 0
-        others = [other for other in self._out if other != url]
         if told.serves is None:
             self.fail(url, told.why)
-        elif others and self.serves is not None and told.serves != self.serves:
-            self.fail(url, told.serves.other_than(self.serves))
+        elif self.serves is not None and told.serves != self.serves:
+            self.fail(url, f"{told.serves.other_than(self.serves)}: start a new gateway to go over to it")
         else:
-            if told.serves != self.serves and url in self._out:
-                self.fail(url, "it serves something else now")  # and what was learned of it is forgotten
             self.serves = told.serves
             self._journals[url] = told.journal
             self._let_in(url)
 
     def _let_in(self, url: str) -> None:
-        if url not in self._out:
+        if url not in self._in:
             log.warning("%s is in", url)
-            self._out[url], self._whys[url] = asyncio.Event(), ""
+            self._in.add(url)
+            self._whys[url] = ""
             self._policy.join(url)
+
+
+def is_silence(error: BaseException) -> bool:
+    """Return whether an error says that nothing has come from a machine, and not that it refuses or breaks off."""
+    if isinstance(error, httpx.TimeoutException):
+        return True
+    causes = [cause for cause in _causes(error) if isinstance(cause, OSError)]
+    refuses = any(isinstance(cause, ConnectionRefusedError) for cause in causes)  # at one of its addresses
+    return not refuses and any(cause.errno in _NOBODY for cause in causes)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and all that it was raised from: several where a name has several addresses."""
+    yield error
+    members = cast("BaseExceptionGroup[BaseException]", error).exceptions if isinstance(error, ExceptionGroup) else ()
+    for one in (*members, error.__cause__):
+        if one is not None:
+            yield from _causes(one)
+
+
+def _keepalive() -> list[tuple[int, int, int]]:
+    """Return the options of a socket that notices when the other machine has vanished; not all systems have all."""
+    times = [(getattr(socket, name), value) for name, value in KEEPALIVE.items() if hasattr(socket, name)]
+    return [
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        *((socket.IPPROTO_TCP, name, value) for name, value in times),
+    ]
 
 
 def _object(response: httpx.Response) -> Mapping[str, Any]:

@@ -263,11 +263,10 @@ class _Events(StreamingResponse):
     async def _parts(self) -> AsyncGenerator[bytes]:
         tail = b""
         try:
-            async for part in self._upstream.aiter_raw():
+            async for part in self._backends.parts(self._passing.choice.node, self._upstream):
                 tail = (tail + part)[-TAIL:]
                 yield part
-        except httpx.TransportError:
-            self._backends.doubt(self._passing.choice.node)
+        except Unreached:
             gone = Refused(502, "the backend broke off in the middle of the answer", code="backend_lost")
             yield f"data: {json.dumps(gone.body)}\n\n".encode()
             return
