@@ -6,7 +6,20 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlink.cluster.asked import UNKNOWN_TOKENS, Asked, Lengths, named, put_in, read, usage_in, usage_of
+from kvlink.cluster.asked import (
+    LONGEST,
+    MOST_DOCUMENTS,
+    UNKNOWN_TOKENS,
+    Asked,
+    Lengths,
+    in_library,
+    named,
+    put_in,
+    read,
+    usage_in,
+    usage_of,
+)
+from kvlink.server import protocol
 
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
@@ -35,6 +48,30 @@ def test_a_document_has_one_name_however_it_is_given() -> None:
     assert put_in(b'{"documents": [{"id": "a", "text": "x"}, 5, {"text": "y"}]}') == ["id:a"]
     assert named(5) is None
     assert named({"title": "x"}) is None
+
+
+def test_a_request_of_more_documents_than_servers_take_names_none() -> None:
+    assert MOST_DOCUMENTS == protocol.MOST_DOCUMENTS
+
+    def body(many: int) -> bytes:
+        return json.dumps({"documents": [{"id": str(one)} for one in range(many)]}).encode()
+
+    for names in (lambda body: read(body).documents, put_in):
+        assert len(names(body(MOST_DOCUMENTS))) == MOST_DOCUMENTS
+        assert len(names(body(MOST_DOCUMENTS + 1))) == 0
+
+
+def test_names_are_short_however_long_a_client_makes_them() -> None:
+    ids = ["a" * LONGEST, "a" * (LONGEST + 1), "a" * 100_000, "b" * 100_000]
+    assert len({in_library(one) for one in ids}) == 4
+    assert in_library(ids[0]) == f"id:{ids[0]}"
+    for one in ids:
+        body = json.dumps({"documents": [{"id": one}]}).encode()
+        assert put_in(body) == [in_library(one)] == [name for name, _ in read(body).documents]
+        assert len(in_library(one)) < 2 * LONGEST
+    sessions = [read(b"{}", one).session for one in ids]
+    assert len(set(sessions)) == 4
+    assert all(len(one or "") < 2 * LONGEST for one in sessions)
 
 
 def test_a_conversation_is_known_by_its_beginning_and_first_answer() -> None:

@@ -1,6 +1,7 @@
 """What routing has to know of a request and of its answer: names and lengths of documents, and the conversation.
 
-A body that cannot be read names no documents: some server will say what is wrong with it.
+A body that cannot be read names no documents: some server will say what is wrong with it. So does one that names more
+than servers take. Names are short, however long a client makes them: they are kept for many requests.
 """
 
 import json
@@ -18,6 +19,12 @@ UNKNOWN_TOKENS = 256
 """Of a library's document that no answer has told of."""
 
 MOST_LENGTHS = 1_000_000
+
+MOST_DOCUMENTS = 1000
+"""Documents of one request; servers refuse more."""
+
+LONGEST = 128
+"""Characters of an id, or of a conversation's name; what is longer is known by its digest."""
 
 _GONE = frozenset({"computed", "skipped", "dropped"})
 """Sources of documents that were not kept."""
@@ -46,9 +53,9 @@ def read(body: bytes, session: str | None = None) -> Asked:
     fields = _object(body)
     if fields is None:
         return Asked()
-    listed = fields.get("documents")
-    documents = [named(one) for one in cast("list[Any]", listed)] if isinstance(listed, list) else []
-    return Asked(tuple(one for one in documents if one is not None), session or _session(fields.get("messages")))
+    documents = [named(one) for one in _listed(fields)]
+    known = _short(session) if session else _session(fields.get("messages"))
+    return Asked(tuple(one for one in documents if one is not None), known)
 
 
 def named(document: Any) -> tuple[str, int | None] | None:
@@ -66,15 +73,14 @@ def named(document: Any) -> tuple[str, int | None] | None:
 
 def put_in(body: bytes) -> list[str]:
     """Return the names of a library's documents that a body puts, many at once."""
-    listed = (_object(body) or {}).get("documents")
-    rows = cast("list[Any]", listed) if isinstance(listed, list) else []
+    rows = _listed(_object(body) or {})
     ids = [cast("Mapping[str, Any]", row).get("id") for row in rows if isinstance(row, Mapping)]
     return [in_library(one) for one in ids if isinstance(one, str)]
 
 
 def in_library(one: str) -> str:
     """Return the name under which a library's document is routed."""
-    return f"id:{one}"
+    return f"id:{_short(one)}"
 
 
 class Lengths:
@@ -130,6 +136,17 @@ def _rows(usage: Any) -> list[Mapping[str, Any]]:
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in cast("list[Any]", rows)):
         return []
     return cast("list[Mapping[str, Any]]", rows)
+
+
+def _listed(fields: Mapping[str, Any]) -> list[Any]:
+    """Return what a body lists as documents; nothing if that is more than servers take."""
+    listed = fields.get("documents")
+    found = cast("list[Any]", listed) if isinstance(listed, list) else []
+    return found if len(found) <= MOST_DOCUMENTS else []
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"long:{_digest(name)}"
 
 
 def _session(messages: Any) -> str | None:
