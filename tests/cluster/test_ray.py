@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -65,21 +66,39 @@ def about(number: int, **more: Any) -> dict[str, Any]:
     return {**ASKED, "documents": [{"text": f"Hut {number} opens at seven."}], **more}
 
 
+SECOND = """
+import sys
+from kvlink.cluster.ray_app import up
+up.NAME = "second"
+up.up({}, host="127.0.0.1", port=8000, insecure=True, address=sys.argv[1])
+"""
+"""Another application on a Ray that runs, at a path that is taken: it ends as soon as it has come."""
+
+
 def source(answer: httpx.Response) -> str:
     assert answer.status_code == 200, answer.text
     return answer.json()["usage"]["kvlink"]["documents"][0]["source"]
 
 
-def replicas(ancestor: int) -> list[int]:
-    """Return the processes below another one that are replicas."""
+def below(ancestor: int) -> dict[int, str]:
+    """Return the command lines of the processes below another one."""
     found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(maxsplit=2) for line in found.splitlines()[1:]]
     family = {ancestor}
     for _ in range(3):
         family |= {int(pid) for pid, parent, _ in rows if int(parent) in family}
-    return [
-        int(pid) for pid, _, words in rows if int(pid) in family and words.startswith("ray::ServeReplica:kvlink:Rep")
-    ]
+    return {int(pid): words for pid, _, words in rows if int(pid) in family}
+
+
+def replicas(ancestor: int) -> list[int]:
+    """Return the processes below another one that are replicas."""
+    return [pid for pid, words in below(ancestor).items() if words.startswith("ray::ServeReplica:kvlink:Rep")]
+
+
+def ray_of(ancestor: int) -> str:
+    """Return the address of the Ray that a process has started."""
+    found = (re.search(r"--gcs-address=(\S+)", words) for words in below(ancestor).values())
+    return next(one[1] for one in found if one is not None)
 
 
 def test_a_document_is_encoded_once_though_there_are_two_replicas(client: httpx.Client) -> None:
@@ -119,6 +138,14 @@ def test_a_replica_that_is_killed_fails_nothing_that_had_not_begun(up: tuple[int
         until(lambda: sum(one.done() for one in asking) > 8)
         os.kill(replicas(process)[0], signal.SIGKILL)
         assert [one.result().status_code for one in asking] == [200] * 40
+
+
+def test_the_end_of_one_application_on_a_ray_that_runs_is_not_that_of_others(up: tuple[int, httpx.Client]) -> None:
+    process, client = up
+    command = [sys.executable, "-c", SECOND, ray_of(process)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert "Prefix / is being used" in ended.stderr
+    assert client.post(CHAT, json=about(0)).status_code == 200
 
 
 @pytest.mark.skipif(not os.environ.get("KVLINK_TORTURE"), reason="replicas start again: make torture")

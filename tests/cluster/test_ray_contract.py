@@ -1,21 +1,27 @@
 """The interface for routers of Ray is an alpha one: what is used of it is there, with the arguments that it takes."""
 
+import asyncio
 import inspect
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
+from kvlink.cluster.ray_app.passed import Passed
 from kvlink.core.errors import InputError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Ray's own, of its dependencies
+    from ray.serve._private.common import DeploymentID, RequestMetadata
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-    from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+    from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
     from kvlink.cluster.ray_app.build import cpus_of, wanted
     from kvlink.cluster.ray_app.router import DocumentRouter
+    from kvlink.cluster.ray_app.up import up
 
 USED = {
     "initialize_state": ["kwargs"],
@@ -46,6 +52,42 @@ def test_what_a_deployment_is_told_is_there() -> None:
     wanted = {"request_router_class", "request_router_kwargs", "request_routing_stats_period_s"}
     assert wanted <= set(RequestRouterConfig.model_fields)
     assert {"min_replicas", "max_replicas", "target_ongoing_requests"} <= set(AutoscalingConfig.model_fields)
+
+
+def test_the_late_end_of_one_attempt_does_not_end_the_next_one() -> None:
+    async def queues() -> list[dict[str, int]]:
+        router = object.__new__(DocumentRouter)
+        router.initialize_state()
+        ids = [ReplicaID(name, DeploymentID("Replica")) for name in ("a", "b")]
+        there: list[Any] = [SimpleNamespace(replica_id=one) for one in ids]
+        for one in ids:
+            router._policy.join(one.unique_id)
+        passed, metadata = Passed(method="GET", path="/", query=b"", headers=(), body=b""), RequestMetadata("r", "same")
+        found: list[dict[str, int]] = []
+
+        async def attempt() -> ReplicaID:
+            ((chosen,),) = await router.choose_replicas(there, PendingRequest([passed], {}, metadata))
+            found.append(router._policy.queues())
+            return chosen.replica_id
+
+        first, second = await attempt(), await attempt()
+        assert first != second
+        for one in (first, second):
+            router.on_request_completed(one, "same")
+            found.append(router._policy.queues())
+        return [{"first": queue[first.unique_id], "second": queue[second.unique_id]} for queue in found]
+
+    begun, moved, late, ended = asyncio.run(queues())
+    assert begun == {"first": 1, "second": 0}
+    assert moved == late == {"first": 0, "second": 1}
+    assert ended == {"first": 0, "second": 0}
+
+
+@pytest.mark.enable_socket
+def test_a_ray_that_runs_is_not_served_from_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVLINK_API_KEY", raising=False)
+    with pytest.raises(InputError, match="KVLINK_API_KEY"):
+        up({}, host="127.0.0.1", port=8000, insecure=False, address="127.0.0.1:1")
 
 
 @pytest.mark.parametrize(

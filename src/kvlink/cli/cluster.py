@@ -42,7 +42,9 @@ def up(
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without a key.")] = False,
     address: Annotated[
         str | None,
-        typer.Option("--address", help="Of a Ray that runs.", show_default="one that ends with this process"),
+        typer.Option(
+            "--address", help="Of a Ray that runs; a key is needed.", show_default="one that ends with this process"
+        ),
     ] = None,
     cpus: Annotated[float, typer.Option("--cpus", min=0, help="Of each replica.")] = 1.0,
     gpus: Annotated[float, typer.Option("--gpus", min=0, help="Of each replica.")] = 0.0,
@@ -79,7 +81,8 @@ def up(
         "num_cpus": cpus,
         "num_gpus": gpus,
     }
-    show.err.print(f"starting {replicas} replicas on http://{host}:{port}/v1", highlight=False)
+    where = f"http://{host}:{port}/v1" if address is None else f"the Ray at {address}"
+    show.err.print(f"starting {replicas} replicas on {where}", highlight=False)
     usual = {"model": "demo", "links": "auto"}  # what is not said here may stand in the file
     chosen = {name: value for name, value in given.items() if value is not None and value != usual.get(name)}
     run(chosen, host=host, port=port, insecure=insecure, address=address)

@@ -88,10 +88,14 @@ class DocumentRouter(RequestRouter):
         self._policy.note(node, [document for document, _ in passed.documents])
 
     def on_request_completed(self, replica_id: ReplicaID | None, internal_request_id: str) -> None:
-        """Count a request no more."""
-        choice = self._choices.pop(internal_request_id, None)
-        if choice is not None:
-            self._policy.done(choice)
+        """Count a request no more; the end of one attempt may come when the next one is counted elsewhere already.
+
+        Args:
+            replica_id: None for whichever it was counted at.
+        """
+        choice = self._choices.get(internal_request_id)
+        if choice is not None and (replica_id is None or replica_id.unique_id == choice.node):
+            self._policy.done(self._choices.pop(internal_request_id))
 
     def _chosen(self, passed: Passed, without: set[str]) -> Choice | None:
         return self._policy.choose(passed.documents, session=passed.session, without=without)

@@ -13,6 +13,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to some
 
 import ray
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from kvlink.cluster.ray_app.build import build, cpus_of
 from kvlink.server.auth import is_loopback
@@ -29,9 +30,13 @@ def up(arguments: Mapping[str, Any], *, host: str, port: int, insecure: bool, ad
     Args:
         arguments: Of `build`.
         insecure: Serve other machines without a key.
-        address: Of a Ray that runs; None starts one that ends with this process.
+        address: Of a Ray that runs; None starts one that ends with this process. Who reaches that one's proxies is not
+            known here, and its other applications stay.
+
+    Raises:
+        InputError: As `build`; other machines may ask, and there is no key.
     """
-    is_own = is_loopback(host)
+    is_own = address is None and is_loopback(host)
     application = build({**arguments, "insecure": insecure or is_own, "hosts": LOOPBACK if is_own else None})
     beside: dict[str, Any] = {"address": address} if address else {"num_cpus": cpus_of(arguments)}
     ray.init(**beside, namespace=NAME, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
@@ -45,7 +50,11 @@ def up(arguments: Mapping[str, Any], *, host: str, port: int, insecure: bool, ad
     finally:
         for one in _SIGNALS:
             signal.signal(one, signal.SIG_IGN)  # it is ending
-        serve.shutdown()
+        if address is None:
+            serve.shutdown()
+        else:
+            with suppress(RayServeException):  # Serve itself has not come up
+                serve.delete(NAME)
         ray.shutdown()
 
 
