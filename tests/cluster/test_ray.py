@@ -82,7 +82,7 @@ def source(answer: httpx.Response) -> str:
 
 def below(ancestor: int) -> dict[int, str]:
     """Return the command lines of the processes below another one."""
-    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(["ps", "-ww", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(maxsplit=2) for line in found.splitlines()[1:]]
     family = {ancestor}
     for _ in range(3):
@@ -140,10 +140,19 @@ def test_a_replica_that_is_killed_fails_nothing_that_had_not_begun(up: tuple[int
         assert [one.result().status_code for one in asking] == [200] * 40
 
 
+@pytest.mark.skipif(not os.environ.get("KVLINK_TORTURE"), reason="Ray tries for half a minute: make torture")
+def test_a_missing_token_is_told_on_ray(up: tuple[int, httpx.Client]) -> None:
+    environment = {name: one for name, one in os.environ.items() if name != "RAY_AUTH_MODE"}
+    command = [sys.executable, "-m", "kvlink", "cluster", "up", "--address", ray_of(up[0]), "--insecure"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    assert (ended.returncode, "RAY_AUTH_MODE=token" in ended.stderr) == (1, True), ended.stderr
+
+
 def test_the_end_of_one_application_on_a_ray_that_runs_is_not_that_of_others(up: tuple[int, httpx.Client]) -> None:
     process, client = up
     command = [sys.executable, "-c", SECOND, ray_of(process)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    environment = {**os.environ, "RAY_AUTH_MODE": "token"}  # as that of a Ray that a program has started
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert "Prefix / is being used" in ended.stderr
     assert client.post(CHAT, json=about(0)).status_code == 200
 

@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from kvlink.cluster.ray_app.build import build, cpus_of
+from kvlink.core.errors import InputError
 from kvlink.server.auth import is_loopback
 from kvlink.server.listening import LOOPBACK
 
@@ -34,12 +35,19 @@ def up(arguments: Mapping[str, Any], *, host: str, port: int, insecure: bool, ad
             known here, and its other applications stay.
 
     Raises:
-        InputError: As `build`; other machines may ask, and there is no key.
+        InputError: As `build`; other machines may ask, and there is no key; no Ray lets this process in at the address.
     """
     is_own = address is None and is_loopback(host)
     application = build({**arguments, "insecure": insecure or is_own, "hosts": LOOPBACK if is_own else None})
     beside: dict[str, Any] = {"address": address} if address else {"num_cpus": cpus_of(arguments)}
-    ray.init(**beside, namespace=NAME, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.WARNING}
+    try:
+        ray.init(**beside, **quiet, namespace=NAME)
+    except ConnectionError as error:
+        raise InputError(
+            f"no Ray at {address} lets this process in: check the address, and, where it asks for a token, that this "
+            "is in ~/.ray/auth_token or RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token"
+        ) from error
     try:
         for one in _SIGNALS:  # Ray has set its own
             signal.signal(one, _leave)
