@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from kvlink.cli import app
 from kvlink.evaluation.report import figures
 from kvlink.evaluation.report.names import codecs, shares
 from kvlink.evaluation.report.page import DRAWN, render, write_figures
-from kvlink.evaluation.report.read import Results, overall, own_and_rival, read_results
+from kvlink.evaluation.report.read import Overall, Results, overall, own_and_rival, read_results
 from kvlink.evaluation.report.style import PAGE, colour_of
 from kvlink.training.data import read_rows
 
@@ -146,11 +148,25 @@ def test_texts_are_escaped(tmp_path: Path) -> None:
 # --- what is compared -----------------------------------------------------------------------------------------------
 
 
-def test_ours_is_the_nearest_to_full_and_the_rival_the_nearest_that_is_no_slower(results: Results) -> None:
-    own, rival = own_and_rival(overall(results))
+def compared(found: Sequence[Overall]) -> tuple[str, str]:
+    own, rival = own_and_rival(found)
     assert own is not None
     assert rival is not None
-    assert (own.method, rival.method) == ("kvlink", "ape")
+    return own.method, rival.method
+
+
+def test_ours_is_what_an_engine_does_and_the_rival_the_nearest_to_full_that_is_no_slower(results: Results) -> None:
+    assert compared(overall(results)) == ("kvlink", "ape")
+
+
+def test_a_codec_of_ours_is_not_ours_and_a_twentieth_of_the_time_is_no_difference(results: Results) -> None:
+    found = overall(results)
+    (own,) = (one for one in found if one.method == "kvlink")
+    int8 = replace(own, method="int8(kvlink)", kl=own.kl / 2, ttft=own.ttft / 2)
+    near, slow = (replace(own, method=f"epic(k={k})", kl=own.kl / 2, ttft=k * own.ttft) for k in (1.05, 1.2))
+    assert compared([*found, int8, near, slow]) == ("kvlink", "epic(k=1.05)")
+    best = replace(int8, method="kvlink(bundle=a)", kl=own.kl / 4)
+    assert own_and_rival([int8, best, slow]) == (best, None)
 
 
 def test_means_over_sets_are_those_of_the_rows(results: Results) -> None:
