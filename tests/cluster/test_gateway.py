@@ -1,5 +1,6 @@
 """The gateway over real servers: documents decide where, everything comes through, and what fails goes on elsewhere."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,9 +16,12 @@ from typing import Any
 import httpx
 import pytest
 from gateways import LOOPBACK, MODEL, TOKENIZER, Broken, counted, gateway, tiny_server, until
+from starlette.requests import Request
 
+from kvlink.cluster.gateway import body_of
 from kvlink.core.errors import InputError
 from kvlink.engine.library import Library
+from kvlink.server.refusals import Refused
 from kvlink.server.served import Served
 from tiny_models import tiny_model
 
@@ -299,3 +303,26 @@ def _backends(client: httpx.Client) -> int:
         return client.get("/ready").json()["backends"]
     except httpx.TransportError:
         return 0
+
+
+@pytest.mark.parametrize(
+    ("messages", "code"),
+    [
+        ([{"type": "http.request", "body": b"ab", "more_body": True}, {"type": "http.disconnect"}], "client_closed"),
+        ([{"type": "http.request", "body": b"abc", "more_body": True}], "too_large"),
+        ([{"type": "http.request", "body": b"ab"}], ""),
+    ],
+)
+def test_a_body_is_whole_or_refused(messages: list[dict[str, Any]], code: str) -> None:
+    coming = iter(messages)
+
+    async def receive() -> dict[str, Any]:
+        return next(coming)
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    if not code:
+        assert asyncio.run(body_of(request, 2)) == b"ab"
+        return
+    with pytest.raises(Refused) as refused:
+        asyncio.run(body_of(request, 2))
+    assert refused.value.body["error"]["code"] == code

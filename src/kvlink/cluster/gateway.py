@@ -16,7 +16,7 @@ import httpx
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -110,7 +110,7 @@ class Gateway:
     async def _somewhere(self, request: Request) -> Response:
         """Pass a request to the server that is best for it, or to the next one."""
         self._check(request)
-        body = await self._body(request)
+        body = await body_of(request, self._max_bytes)
         return await self._pass(request, body, read(body, request.headers.get("x-session-id")))
 
     async def _pass(self, request: Request, body: bytes, asked: Asked) -> Response:
@@ -162,7 +162,7 @@ class Gateway:
     async def _everywhere(self, request: Request) -> Response:
         """Pass a change of documents to all servers, acknowledged once all have it; to one where they share texts."""
         self._check(request)
-        body = await self._body(request)
+        body = await body_of(request, self._max_bytes)
         names = [in_library(request.path_params["name"])] if request.path_params else put_in(body)
         if self._backends.share_texts:
             response = await self._pass(request, body, Asked(tuple((name, None) for name in names)))
@@ -218,18 +218,6 @@ class Gateway:
         if request.url.path not in OPEN:
             self._keys.check(request.headers.get("authorization"))
 
-    async def _body(self, request: Request) -> bytes:
-        found = bytearray()
-        try:
-            async with asyncio.timeout(BODY_S):
-                async for part in request.stream():
-                    found += part
-                    if len(found) > self._max_bytes:
-                        raise Refused(413, f"the body has more than {self._max_bytes} bytes", code="too_large")
-        except TimeoutError:
-            raise Refused(408, f"the body was not sent within {BODY_S:.0f} s", code="timeout") from None
-        return bytes(found)
-
 
 class _Passing:
     """One request at one server; ends once."""
@@ -271,6 +259,26 @@ class _Events(StreamingResponse):
             yield f"data: {json.dumps(gone.body)}\n\n".encode()
             return
         self._passing.end(self._upstream.status_code, usage_in(tail))
+
+
+async def body_of(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        Refused: It is too large, does not come in time, or the client has left.
+    """
+    found = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                found += part
+                if len(found) > max_bytes:
+                    raise Refused(413, f"the body has more than {max_bytes} bytes", code="too_large")
+    except TimeoutError:
+        raise Refused(408, f"the body was not sent within {BODY_S:.0f} s", code="timeout") from None
+    except ClientDisconnect:
+        raise Refused(499, "the client has left", code="client_closed") from None
+    return bytes(found)
 
 
 def raise_if_nobody(busy: Response | None, failed: set[str]) -> None:

@@ -3,7 +3,6 @@
 Keys and limits are checked by the replicas, which answer as `kvlink serve` does.
 """
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
@@ -11,11 +10,11 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayError
 from ray.serve.handle import DeploymentHandle
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from kvlink.cluster.asked import Asked, Lengths, in_library, put_in, read, usage_in, usage_of
-from kvlink.cluster.gateway import AGAIN, BODY_S, TAIL
+from kvlink.cluster.gateway import AGAIN, TAIL, body_of
 from kvlink.cluster.ray_app.passed import Message, Passed, weighed
 from kvlink.server.refusals import Refused, answer
 from kvlink.server.serves import HEADER
@@ -49,7 +48,7 @@ class Ingress:
         try:
             if request.url.path == "/health":
                 return answer({"status": "ok"})
-            body = await self._body(request)
+            body = await body_of(request, self._max_bytes)
             return await self._pass(request, body, _asked(request, body))
         except Refused as refused:
             return refused.response
@@ -129,20 +128,6 @@ class Ingress:
             documents=weighed(asked, self._lengths),
             session=asked.session,
         )
-
-    async def _body(self, request: Request) -> bytes:
-        found = bytearray()
-        try:
-            async with asyncio.timeout(BODY_S):
-                async for part in request.stream():
-                    found += part
-                    if len(found) > self._max_bytes:
-                        raise Refused(413, f"the body has more than {self._max_bytes} bytes", code="too_large")
-        except TimeoutError:
-            raise Refused(408, f"the body was not sent within {BODY_S:.0f} s", code="timeout") from None
-        except ClientDisconnect:
-            raise Refused(499, "the client has left", code="client_closed") from None
-        return bytes(found)
 
 
 def _asked(request: Request, body: bytes) -> Asked:
