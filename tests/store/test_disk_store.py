@@ -265,6 +265,24 @@ def test_deleting_removes_what_is_quarantined_too(store: DiskStore, root: Path) 
     assert not path_of(root, FIRST).parent.exists()
 
 
+def test_a_folder_that_another_process_removes_while_it_is_listed_holds_nothing_to_delete(
+    store: DiskStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, FIRST)
+    seen = Path.is_dir
+
+    def then_removed(path: Path) -> bool:
+        try:
+            return seen(path)
+        finally:
+            if path == path_of(root, FIRST).parent:
+                shutil.rmtree(path)
+
+    monkeypatch.setattr(Path, "is_dir", then_removed)  # asked by glob before it lists
+    assert store.delete(FIRST.name) == 0
+    assert not path_of(root, FIRST).parent.exists()
+
+
 def test_an_object_quarantined_twice_is_kept_and_counted_once(store: DiskStore, root: Path) -> None:
     for _ in range(2):
         put(store, FIRST)

@@ -18,7 +18,7 @@ from typing import final
 from kvlink.core.errors import DamagedObject, StoreError
 from kvlink.store.base import JSON, BoundedStore, Lease, ObjectStat, StoreStats, check_names, check_step, recoded
 from kvlink.store.codec import CODECS, BytesLike, StoredObject, check_head, open_object
-from kvlink.store.folder import Folder, explained, mtime, num_bytes, read_whole
+from kvlink.store.folder import Folder, explained, matching, mtime, num_bytes, read_whole
 from kvlink.store.header import signature_of
 from kvlink.store.room import Kind, Room
 from kvlink.store.sealed import Seal
@@ -144,10 +144,10 @@ class DiskStore(BoundedStore):
         check_names(name, () if codec is None else (codec,))
         pattern = f"{name}.{codec or '*'}.safetensors"
         with self._writing, explained("delete from", self._folder.root):
-            for path in list(self._folder.quarantine.glob(pattern)):
+            for path in matching(self._folder.quarantine, pattern):
                 self._room.remove(path)
             folder, num_removed = self._path(name, "raw").parent, 0
-            while found := list(folder.glob(pattern)):  # another process may put one in place of another meanwhile
+            while found := matching(folder, pattern):  # another process may put one in place of another meanwhile
                 num_removed += sum(self._room.remove(path) for path in found)
             return num_removed
 

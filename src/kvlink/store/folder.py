@@ -255,6 +255,13 @@ def mtime(path: Path) -> float | None:
         return None
 
 
+def matching(folder: Path, pattern: str) -> list[Path]:
+    """List a folder's files whose names match; none where the folder is gone, or goes at this moment."""
+    with suppress(FileNotFoundError):
+        return list(folder.glob(pattern))
+    return []
+
+
 @contextmanager
 def explained(what: str, path: Path, *, needed: int = 0) -> Generator[None]:
     """Turn errors of the operating system into those of a store.
