@@ -294,6 +294,26 @@ def test_what_another_machine_encodes_holds_up_nobody_else(
         assert waiting.answer.usage.documents[0].reason == ""
 
 
+def test_what_another_machine_put_and_let_go_between_look_and_claim_is_read(
+    model: Engine, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    with RedisServer() as server:
+        here, there = (RedisStore(server.url, prefix=request.node.name) for _ in "ab")
+        engine, other = fresh(model, here), fresh(model, there)
+        claim = here.claim
+
+        def late(name: str, **options: Any) -> Any:
+            other.encode([LONG])
+            return claim(name, **options)
+
+        monkeypatch.setattr(here, "claim", late)
+        (job,) = submit(engine, ([LONG], QUESTION))
+        run(engine, job)
+        assert job.answer is not None
+        assert job.answer.usage.documents[0].source == "remote"
+        assert there.claim(name_of(engine, LONG), ttl_s=1.0) is not None
+
+
 @pytest.mark.parametrize("released", [True, False], ids=["given up", "dead"])
 def test_what_another_machine_does_not_finish_is_encoded_here(
     model: Engine, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, released: bool

@@ -114,6 +114,21 @@ def test_of_two_machines_one_encodes_and_the_other_reads(
     assert remote().claim(here.name(ONE), ttl_s=1.0) is not None
 
 
+def test_what_another_machine_put_and_let_go_between_look_and_claim_is_read(
+    remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = loader_of(remote()), loader_of(remote())
+    claim = here.store.claim
+
+    def late(name: str, **options: Any) -> Any:
+        assert load(there, ONE) == [("encoded", "not in the store")]
+        return claim(name, **options)
+
+    monkeypatch.setattr(here.store, "claim", late)
+    assert load(here, ONE) == [("remote", "another machine has just encoded it")]
+    assert there.store.claim(there.name(ONE), ttl_s=1.0) is not None
+
+
 def test_a_dead_claimant_costs_at_most_the_bound_for_all_segments_together(remote: Any) -> None:
     slept: list[float] = []
     now = [0.0]

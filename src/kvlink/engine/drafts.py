@@ -140,9 +140,11 @@ class Drafts:
             if now - making.looked < LOOK_S:
                 return False
             making.looked = now
-            if loader.arrives(name, at_most_s=0.0) and self._taken(making):
-                return False
-        if loader.claims(absent.ids, absent.search, making.claims):
+        is_ours = loader.claims(absent.ids, absent.search, making.claims)
+        # Behind the claim, since who had it may have put the entry and let go a moment ago.
+        if absent.ids not in absent.search.refused and loader.arrives(name, at_most_s=0.0) and self._taken(making):
+            return False
+        if is_ours:
             return True
         making.since, making.looked = making.since or now, now
         waited = now - making.since

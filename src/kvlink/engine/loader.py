@@ -252,8 +252,9 @@ class Loader:
         return claim is not None
 
     def arrives(self, name: str, *, at_most_s: float) -> bool:
-        """Wait for a segment that another machine has claimed; whether it is there. Ends early with the claim."""
-        assert isinstance(self.store, (RemoteStore, TieredStore)), "others have no claims"
+        """Wait for a segment that another machine encodes; whether it is there. Ends early with its claim."""
+        if not isinstance(self.store, (RemoteStore, TieredStore)):
+            return False
         return self.store.wait(name, self._accept, at_most_s=at_most_s)
 
     def _find(self, ids: Ids, found: dict[Ids, Loaded], search: Search, leases: ExitStack) -> None:
@@ -297,21 +298,28 @@ class Loader:
         start = self._monotonic()
         with ExitStack() as claims:
             theirs = [ids for ids in mine if not self.claims(ids, search, claims)]
-            waiting = set(theirs)
-            for loaded in self.encode((ids for ids in mine if ids not in waiting), search=search):
+            # Who had a claim may have put the entry and let go since this machine looked, so it looks again under its own.
+            ours = (ids for ids in mine if ids not in theirs and not self._came(ids, found, search, leases))
+            for loaded in self.encode(ours, search=search):
                 self._made(loaded, found)
         for ids in theirs:
             left_s = max(0.0, self.wait_s - (self._monotonic() - start))
-            if self.arrives(self.name(ids), at_most_s=left_s):
-                self._find(ids, found, search, leases)
-            if ids in found:
-                found[ids] = replace(found[ids], reason="another machine has just encoded it")
-                self._encoding.made(found[ids].name, found[ids].entry)
-            else:
+            if not self._came(ids, found, search, leases, at_most_s=left_s):
                 waited = f"waited {self._monotonic() - start:.1f} s for another machine that had claimed it"
                 search.reasons[ids] = f"not in the store; {waited}"
         for loaded in self.encode((ids for ids in theirs if ids not in found), search=search):
             self._made(loaded, found)
+
+    def _came(
+        self, ids: Ids, found: dict[Ids, Loaded], search: Search, leases: ExitStack, *, at_most_s: float = 0.0
+    ) -> bool:
+        """Take a segment that another machine puts into the store within a while; whether it did."""
+        if ids not in search.refused and self.arrives(self.name(ids), at_most_s=at_most_s):
+            self._find(ids, found, search, leases)
+        if ids in found:
+            found[ids] = replace(found[ids], reason="another machine has just encoded it")
+            self._encoding.made(found[ids].name, found[ids].entry)
+        return ids in found
 
     def _made(self, loaded: Loaded, found: dict[Ids, Loaded]) -> None:
         found[loaded.entry.token_ids] = loaded
