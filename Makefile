@@ -60,15 +60,14 @@ docs: setup ## Build the documentation; warnings are errors
 
 ci: lint types test docs ## Run all that must pass before a change is merged
 
-bench: setup ## Measure the committed figures again, into benchmarks/
+bench: setup ## Measure those committed figures again that take minutes, and draw them
 	mkdir -p benchmarks
-	$(BIN)/kvlink bench ttft --documents 10 --tokens 100,200,500 --repeats 7 --json benchmarks/ttft.json
+	$(BIN)/kvlink bench ttft --documents 10 --tokens 100,200,500 --repeats 7 --json benchmarks/ttft.json --plot docs/assets/ttft.svg
 	$(BIN)/kvlink bench decode --documents 10 --tokens 200,500 --json benchmarks/decode.json
-	$(BIN)/kvlink bench memory --sessions 1,16,64 --documents 10 --tokens 500 --json benchmarks/memory.json
-	$(BIN)/kvlink bench dialogue --documents 10 --tokens 200 --repeats 3 --json benchmarks/dialogue.json
+	$(BIN)/kvlink bench memory --sessions 1,16,64 --documents 10 --tokens 500 --json benchmarks/memory.json --plot docs/assets/memory.svg
+	$(BIN)/kvlink bench dialogue --documents 10 --tokens 200 --repeats 3 --json benchmarks/dialogue.json --plot docs/assets/dialogue.svg
 	$(BIN)/kvlink bench assembly --json benchmarks/assembly.json
 	$(BIN)/kvlink bench encode --json benchmarks/encode.json
-	$(BIN)/kvlink bench serve --json benchmarks/serve.json
 	$(BIN)/kvlink bench codecs --tokens 1000,100 --json benchmarks/codecs.json
 
 torture: setup ## Run the property tests with many more examples, and kill writers, rebuilders and servers at random moments

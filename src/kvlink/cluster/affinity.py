@@ -34,7 +34,6 @@ LUCK = 2.0
 MOST_SESSIONS = 100_000
 
 _SHIFT = 40
-_ONE = 1 << _SHIFT
 _GONE = 1 << 62
 
 

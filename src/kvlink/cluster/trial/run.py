@@ -23,9 +23,6 @@ from kvlink.cluster.trial.processes import Program, gateway, servers
 from kvlink.cluster.trial.requests import Seen, body_of, play
 from kvlink.core.errors import InputError
 
-AGREES = 0.15
-"""How far a simulated figure may be from the real one."""
-
 LOST_AT = 0.5
 """When a server is killed, as a share of the run's time."""
 
