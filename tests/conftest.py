@@ -1,5 +1,6 @@
 """What all tests share: no hub, quiet threads, reproducible properties, and shapes checked at run time."""
 
+import gc
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -15,3 +16,9 @@ settings.register_profile(
 )
 settings.register_profile("torture", settings.get_profile("suite"), derandomize=False, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what imports have made out of later collections: one that walks all of torch stops every thread."""
+    gc.collect()
+    gc.freeze()

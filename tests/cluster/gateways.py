@@ -44,7 +44,7 @@ def until(is_so: Callable[[], Any], *, within_s: float = 60) -> None:
 @contextmanager
 def serving(app: Any, *, port: int = 0) -> Generator[str]:
     """Serve an application until the block is left; yield its URL."""
-    config = uvicorn.Config(app, host=LOOPBACK, port=port, log_level="critical", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(app, host=LOOPBACK, port=port, log_level="critical", timeout_graceful_shutdown=60)
     server = uvicorn.Server(config)
     thread = Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
@@ -83,10 +83,12 @@ def tiny_server(
 
 @contextmanager
 def gateway(*urls: str, key: str = "", check_s: float = 0.2, **options: Any) -> Generator[httpx.Client]:
-    """Route to servers until the block is left; yield a client of the gateway."""
+    """Route to servers until the block is left; yield a client of the gateway. All have been checked once."""
     policy = Affinity(slots=1 << 10, **options)
-    one = Gateway(Backends(urls, policy, check_s=check_s), policy, keys=Keys([key] if key else []), max_bytes=1 << 20)
-    with serving(one.app()) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    backends = Backends(urls, policy, check_s=check_s)
+    front = Gateway(backends, policy, keys=Keys([key] if key else []), max_bytes=1 << 20)
+    with serving(front.app()) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        until(lambda: all(one in backends.up or backends._whys[one] for one in backends.urls))
         yield client
 
 

@@ -39,9 +39,15 @@ def large_objects(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr("kvlink.engine.prefetch.QUICK_S", 0.0)
 
 
-def assert_no_threads() -> None:
+@pytest.fixture(autouse=True)
+def others() -> set[threading.Thread]:
+    """Threads that stores of earlier tests have left, and which end by themselves."""
+    return set(threading.enumerate())
+
+
+def assert_no_threads(others: set[threading.Thread]) -> None:
     """Threads that are about to end may still be counted: wait for these."""
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - others:
         if thread.name == "kvlink-prefetch":
             thread.join(3.0)  # less than an idle one waits
             assert not thread.is_alive()
@@ -70,11 +76,12 @@ class Gate:
 
     @property
     def leases(self) -> int:
-        return sum(slot.leases for slot in self.store._slots.values())
+        with self.store._lock:
+            return sum(slot.leases for slot in self.store._slots.values())
 
 
 @pytest.fixture
-def make() -> Iterator[Callable[..., Prefetcher]]:
+def make(others: set[threading.Thread]) -> Iterator[Callable[..., Prefetcher]]:
     made: list[Prefetcher] = []
 
     def prefetcher(gate: Gate, *, budget: int = 3, **options: object) -> Prefetcher:
@@ -85,7 +92,7 @@ def make() -> Iterator[Callable[..., Prefetcher]]:
     yield prefetcher
     for one in made:
         one.close()
-    assert_no_threads()
+    assert_no_threads(others)
 
 
 def taken(ahead: Prefetcher, number: int) -> float | None:
@@ -323,11 +330,11 @@ def test_a_request_that_does_not_fit_is_refused_before_anything_is_loaded() -> N
     assert engine.loader.ahead._flights == {}
 
 
-def test_an_engine_that_closes_lets_go_of_everything(tmp_path: Path) -> None:
+def test_an_engine_that_closes_lets_go_of_everything(tmp_path: Path, others: set[threading.Thread]) -> None:
     engine = engine_of(store=tmp_path)
     list(engine.loader.encode([some_ids(9)]))
     engine.loader.prefetch([some_ids(9)]).wait(60.0)
     assert engine.loader.ahead.used_bytes > 0
     engine.close()
     assert engine.loader.ahead.used_bytes == 0
-    assert_no_threads()
+    assert_no_threads(others)

@@ -7,6 +7,7 @@ from engines import NEW, QUESTION, TEXTS, engine_of, prompt_of, read, shared_mod
 from kvlink import Engine
 from kvlink.core.errors import InputError, ModelRefused
 from kvlink.engine.loader import Loader
+from kvlink.engine.rates import Rates
 from kvlink.store import MemoryStore, Store
 from tiny_models import largest, random_ids
 
@@ -21,6 +22,7 @@ def store() -> Store:
 def pruning_engine(store: Store, *, name: str = "llama", **options: object) -> Engine:
     """Return an engine whose loader was told a codec."""
     base = engine_of(name)
+    options.setdefault("rates", Rates(least=1 << 62))  # a slow load does not have the next document encoded
     loader = Loader(runner=base.runner, store=store, identity=base.loader.identity, sink=base.loader.sink, **options)
     return Engine(
         runner=base.runner,

@@ -61,7 +61,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     tiny_model("llama", vocab_size=len(TOKENIZER)).save_pretrained(folder / "model")
     TOKENIZER.save_pretrained(folder / "model")
     library = str(folder / "library")
-    return ["--model", str(folder / "model"), "--library", library, "--links", "none"]
+    return ["--model", str(folder / "model"), "--library", library, "--links", "none", "--drain", "300"]
 
 
 def test_a_killed_server_finds_all_again_and_sigterm_lets_a_stream_come_to_its_end(

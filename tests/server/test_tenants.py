@@ -20,7 +20,7 @@ QUESTION = "When does it open?"
 ROWS: list[dict[str, Any]] = [
     {"tenant": "acme", "sha256": hashlib.sha256(b"a-key").hexdigest(), "quota_mb": 0.2},
     {"tenant": "bolt", "sha256": hashlib.sha256(b"b-key").hexdigest(), "shared": False},
-    {"tenant": "slow", "sha256": hashlib.sha256(b"s-key").hexdigest(), "requests_per_minute": 12},
+    {"tenant": "slow", "sha256": hashlib.sha256(b"s-key").hexdigest(), "requests_per_minute": 1},
 ]
 
 
@@ -122,10 +122,10 @@ def test_a_quota_holds_for_what_is_kept(house: Live) -> None:
 @pytest.mark.enable_socket
 def test_a_tenant_that_asks_too_often_is_told_when_to_come_again(house: Live) -> None:
     statuses = [send(house, "s-key", "GET", "/v1/models")[0] for _ in range(3)]
-    assert statuses == [200, 200, 429]
+    assert statuses == [200, 429, 429]
     status, body, headers = house.send("GET", "/v1/models", authorization="Bearer s-key")
     assert (status, body["error"]["code"]) == (429, "rate_limit_exceeded")
-    assert 1 <= int(headers["retry-after"]) <= 5
+    assert 1 <= int(headers["retry-after"]) <= 60
     assert send(house, "a-key", "GET", "/v1/models")[0] == 200
 
 

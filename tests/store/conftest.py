@@ -50,7 +50,8 @@ def make_redis(
     with ExitStack() as stores:
 
         def make(**options: object) -> RedisStore:
-            given = {"url": redis_server.url, "prefix": fresh(), "part_bytes": 300, "clock": clock} | options
+            given = {"url": redis_server.url, "prefix": fresh(), "part_bytes": 300, "clock": clock}
+            given |= {"timeout_s": 60.0, "connect_timeout_s": 60.0} | options
             return stores.enter_context(RedisStore(given.pop("url"), **given))
 
         yield make

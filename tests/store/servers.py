@@ -1,6 +1,7 @@
 """Real servers for tests: Redis on a unix socket, S3 on a loopback port. They end with the test that started them."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -89,7 +90,7 @@ class S3Server(Server):
 
     def __init__(self) -> None:
         super().__init__("Running on http")
-        self.port = 0
+        self.port = free_port()
 
     def command(self) -> list[str]:
         return [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", LOOPBACK, "-p", str(self.port)]
@@ -115,9 +116,12 @@ class S3Server(Server):
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]
+    """Return a port below those that the system hands out by itself, so that it is still free when it is bound."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
 
 
 class Proxy:

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -393,6 +393,27 @@ def test_a_name_deleted_by_another_process_meanwhile_does_not_come_back(
     monkeypatch.setattr(Folder, "publish", deleted_before)
     assert not store.recompress(FIRST.name, "raw", "int8")
     assert (store.names(), store.stats().used_bytes) == (set(), 0)
+
+
+def test_of_two_processes_that_recompress_one_object_neither_loses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (DiskStore(tmp_path, budget_bytes=PLENTY) for _ in range(2))
+    put(store, FIRST)
+    publish = Folder.publish
+    with ThreadPoolExecutor(1) as pool:
+        meanwhile: list[Future[bool]] = []
+
+        def while_the_other_does(folder: Folder, *arguments: object, **given: object) -> None:
+            if folder is store._folder:
+                meanwhile.append(pool.submit(other.recompress, FIRST.name, "raw", "int8"))
+                wait(meanwhile, timeout=0.5)
+            publish(folder, *arguments, **given)
+
+        monkeypatch.setattr(Folder, "publish", while_the_other_does)
+        assert store.recompress(FIRST.name, "raw", "int8")
+        assert not meanwhile[0].result()
+    assert codecs(store, FIRST) == [["int8"]]
 
 
 def test_a_deletion_takes_what_is_recompressed_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,7 +247,7 @@ class Library:
         if scope not in self._engines:
             known = self._catalogue
             loader = Rebuilder.over(base.loader, scope=scope, sources=known.sources, uses=known.uses, told=self._told)
-            self._engines[scope] = base.over(loader, uses=known.uses)
+            self._engines.setdefault(scope, base.over(loader, uses=known.uses))
         return self._engines[scope]
 
     def _segments(self, engine: Engine, record: Record) -> list[Segment]:
@@ -304,7 +304,7 @@ class Library:
         """Note an encoded segment; end the jobs that waited for nothing else."""
         if self._rebuilt is not None:
             self._rebuilt[rebuilt.name] = rebuilt
-        for engine in self._engines.values():
+        for engine in list(self._engines.values()):  # another thread may add one
             reading = _reading(engine)
             for job in self._catalogue.jobs(reading=reading, name=rebuilt.name):
                 if all(self.store.stat(name) for name in self._catalogue.names(job.key, reading=reading)):

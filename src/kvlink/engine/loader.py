@@ -298,7 +298,7 @@ class Loader:
         start = self._monotonic()
         with ExitStack() as claims:
             theirs = [ids for ids in mine if not self.claims(ids, search, claims)]
-            # Who had a claim may have put the entry and let go since this machine looked, so it looks again under its own.
+            # Who had a claim may have put the entry and let go a moment ago, so this machine looks again under its own.
             ours = (ids for ids in mine if ids not in theirs and not self._came(ids, found, search, leases))
             for loaded in self.encode(ours, search=search):
                 self._made(loaded, found)

@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import time
 from pathlib import Path
 
 from kvlink.core.errors import StoreUnusable
@@ -17,6 +18,7 @@ FORMAT = 1
 
 _APPLICATION = 0x6B766C62  # "kvlb"
 _WAIT_S = 10.0
+_PAUSE_S = 0.01
 _TABLES = """
 CREATE TABLE document (
     key INTEGER PRIMARY KEY, scope BLOB NOT NULL, id BLOB NOT NULL, title TEXT NOT NULL, text TEXT NOT NULL,
@@ -42,9 +44,10 @@ def claim(folder: Path) -> None:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # List before asking for the database: what another process makes at this moment then never looks foreign.
+        foreign = sorted(path.name for path in folder.iterdir() if path.name != ENTRIES)
         if (folder / FILE).exists():
             return
-        foreign = sorted(path.name for path in folder.iterdir() if path.name != ENTRIES)
         if foreign:
             raise StoreUnusable(
                 f"{folder} has no {FILE} and is not empty (it holds {', '.join(foreign[:3])}), so it is not a "
@@ -70,7 +73,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         # A deleted row is overwritten with zeros; VACUUM would else put a copy of everything into a temporary file.
         for setting in ("secure_delete = ON", "temp_store = MEMORY", "foreign_keys = ON", "synchronous = FULL"):
             database.execute(f"PRAGMA {setting}")
-        database.execute("PRAGMA journal_mode = WAL")
+        _write_ahead(database)
         database.execute("BEGIN IMMEDIATE")
         if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in _TABLES.split(";")[:-1]:
@@ -88,3 +91,16 @@ def open_database(path: Path) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def _write_ahead(database: sqlite3.Connection) -> None:
+    """Turn to a write-ahead log. SQLite itself does not wait where several processes do so at once."""
+    until = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_PAUSE_S)

@@ -1,6 +1,7 @@
 """An app behind an address until a signal: what is under way is answered first. The only file that knows uvicorn."""
 
 import errno
+import gc
 import json
 import logging
 import resource
@@ -74,10 +75,17 @@ def listen(app: Any, *, host: str, port: int, drain_s: int) -> None:
     check_free(host, port)
     log_to_stderr()
     _allow_files()
+    spare()
     server = uvicorn.Server(speaking(app, host=host, port=port, drain_s=drain_s))
     signal.signal(signal.SIGTERM, _leave)  # uvicorn raises it again when it has drained
     with suppress(KeyboardInterrupt):
         server.run()
+
+
+def spare() -> None:
+    """Keep what a start has made out of later collections: one that walks all of torch stops every thread meanwhile."""
+    gc.collect()
+    gc.freeze()
 
 
 def speaking(app: Any, *, host: str, port: int, drain_s: int) -> uvicorn.Config:

@@ -172,7 +172,8 @@ class DiskStore(BoundedStore):
             return False
         data = self._seal.wrap(recoded(found, into, secret=self._secret), name=name, codec=into)
         size = memoryview(data).nbytes
-        with self._writing, explained("write", new, needed=size):
+        # Of two processes that recompress one object, the second finds the old form gone.
+        with self._writing, explained("write", new, needed=size), self._folder.locked():
             replaced, freed = num_bytes(new), num_bytes(old)
             # As where an object is overwritten, the old bytes are not counted: a full folder could shrink no more.
             over = self._room.used_bytes + size - replaced - freed > self._room.budget_bytes

@@ -74,7 +74,7 @@ class Folder:
                     f"{self.root} has no {self._settings.name} and is not empty (it holds {', '.join(foreign[:3])}), "
                     f"so it is not a store; choose a new or an empty folder"
                 )
-            with self._lock():
+            with self.locked():
                 if self._load() is None:
                     begun = {_SIGNATURE: self._signature, SEAL: self._seal.key_id}
                     self._save({key: value for key, value in begun.items() if value})
@@ -98,7 +98,7 @@ class Folder:
         if kept is not None:
             return kept
         self.establish()
-        with self._lock():
+        with self.locked():
             settings = self._load() or {}
             if key not in settings:
                 settings[key] = json.loads(canonical_json(value))
@@ -167,8 +167,8 @@ class Folder:
         write_whole(self._settings, text.encode())
 
     @contextmanager
-    def _lock(self) -> Generator[None]:
-        """Be the only one, of all threads and processes, who changes the settings. A crash gives the lock back."""
+    def locked(self) -> Generator[None]:
+        """Be the only one, of all threads and processes, who changes settings or forms. A crash gives the lock back."""
         descriptor = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

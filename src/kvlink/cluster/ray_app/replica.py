@@ -11,6 +11,7 @@ from kvlink.cluster.ray_app.own_folder import own_folder
 from kvlink.cluster.ray_app.passed import Message, Passed
 from kvlink.server.app import make_app
 from kvlink.server.auth import Keys
+from kvlink.server.listening import spare
 from kvlink.server.opening import Settings, opened
 from kvlink.server.refusals import Refused
 from kvlink.server.serves import HEADER
@@ -44,6 +45,7 @@ class Replica:
         if follower is not None:
             with suppress(Refused):  # without the journal it answers all that names no ids
                 await asyncio.to_thread(follower.catch_up)
+        spare()
 
     async def ask(self, passed: Passed) -> AsyncGenerator[Message]:
         """Yield what the application answers; whoever stops reading gives the request up."""

@@ -39,7 +39,7 @@ def up(arguments: Mapping[str, Any], *, host: str, port: int, insecure: bool, ad
     """
     is_own = address is None and is_loopback(host)
     application = build({**arguments, "insecure": insecure or is_own, "hosts": LOOPBACK if is_own else None})
-    beside: dict[str, Any] = {"address": address} if address else {"num_cpus": cpus_of(arguments)}
+    beside: dict[str, Any] = {"address": address} if address else {"address": "local", "num_cpus": cpus_of(arguments)}
     quiet: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.WARNING}
     try:
         ray.init(**beside, **quiet, namespace=NAME)
