@@ -72,6 +72,8 @@ def test_known_beginnings_are_a_tenants_own(house: Live) -> None:
     def cached(key: str, question: str) -> int:
         return ask(house, key, question=question).usage.prompt_tokens_details.cached_tokens
 
+    for key in ("a-key", "b-key"):
+        cached(key, "Who knows how prompts begin?")
     first, again = (cached("a-key", "What is the plan of acme for the autumn?") for _ in range(2))
     assert again > first
     assert cached("b-key", "What is the plan of acme for the autumn?") <= first
