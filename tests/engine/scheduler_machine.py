@@ -288,7 +288,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     if other is job or (making and other.opening and making.absent.leased in other.opening.missing):
                         assert other is job or DOCUMENTS.index(str(text)) in REQUESTS[which][0]
                         self.allowed[other].add(ModelError)
-                        if other is job:  # who waits for a document of another may be put back, and encode it again
+                        if other is job:  # who waits may be preempted before it learns of it, and begin anew
                             self.doomed.add(other)
                 self.bad.discard(str(text))
             if fails:
